@@ -13,21 +13,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_446, "core": 3_800,
+    "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_487, "core": 3_818,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
-    "engine": 4_101,
-    "environments": 2_542, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_260,
+    "engine": 4_107,
+    "environments": 3_593, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_295,
     "memory.py": 441, "models": 2_263, "observe": 3_442, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_044, "sft": 500, "sim": 3_165,
-    "store": 2_590, "suites": 351, "trainer": 1_050, "trl": 922, "utils": 1_390, "weights": 1_885,
-    "workers": 2_203,
+    "profiles": 150, "recipes": 552, "reward": 950, "runtime": 5_149, "sft": 500, "sim": 3_165,
+    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 922, "utils": 1_390, "weights": 1_885,
+    "workers": 2_283,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 54_735, "tests": 40_827, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 56_185, "tests": 41_479, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -114,7 +114,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         checks = [self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()]
-        checks += [self._distillation_mistakes(), self._emulation_mistakes()]
+        checks += [self._distillation_mistakes(), self._agent_mistakes()]
+        checks.append(self._emulation_mistakes())
         if (first := next(itertools.chain(*checks), None)) is not None:
             raise ValueError(first)
         return self
@@ -134,7 +135,8 @@ class Config(Section):
 
     def _reward_mistakes(self) -> Iterator[str]:
         classes = self.environment.classes
-        if not self.reward.functions and not classes and not self.learner.distillation.is_used:
+        judges, distillation = self.environment.judges, self.learner.distillation
+        if not self.reward.functions and not judges and not distillation.is_used:
             yield (
                 "reward.functions: given [], should name at least one function, unless there are "
                 "environment.classes or a learner.distillation.teacher"
@@ -147,6 +149,36 @@ class Config(Section):
                 f"environment.classes: two are named {max(names, key=names.count)!r}; give them a "
                 "`name` each"
             )
+
+    def _agent_mistakes(self) -> Iterator[str]:
+        environment = self.environment
+        if environment.agent is None:
+            if environment.agent_python is not None:
+                yield "environment.agent_python: has no effect without environment.agent"
+            return
+        if not environment.agent:
+            yield "environment.agent: names no program"
+        if environment.classes or environment.tools:
+            yield "environment.agent: takes the place of environment.classes and environment.tools"
+        for suite in self.eval.suites:
+            if suite.environments is not None:
+                yield f"eval.suites: {suite.name}: environments: not in a run of environment.agent"
+        for name in ("system_prompt", "few_shot", "assistant_prefix"):
+            if getattr(self.data, name):
+                yield (
+                    f"data.{name}: has no effect with environment.agent, whose program writes the "
+                    "messages"
+                )
+        not_yet = {
+            "schedule.on_stuck = 'truncate'": self.schedule.on_stuck == "truncate",
+            "run.token_details": self.run.token_details,
+            "learner.overlong_buffer": self.learner.overlong_buffer,
+            "learner.advantage = 'gae'": self.learner.has_critic,
+            "learner.distillation.prompt": self.learner.distillation.prompt is not None,
+        }
+        for name, is_used in not_yet.items():
+            if is_used:
+                yield f"{name}: not with environment.agent yet"
 
     def _training_mistakes(self) -> Iterator[str]:
         rollout, learner, schedule = self.rollout, self.learner, self.schedule

@@ -64,8 +64,8 @@ class DataConfig(Section):
     """Whether each epoch has a new order, drawn from `run.seed`."""
     chat_template: bool | str | None = None
     """Whether string prompts become user messages. `None`: only if the tokenizer has a template.
-    A Jinja file is used in place of the tokenizer's template, and string prompts become user
-    messages."""
+    A Jinja file, or that of `recipe:NAME`, is used in place of the tokenizer's template, and string
+    prompts become user messages."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables passed to the chat template, such as `{enable_thinking: false}`. The key
     `chat_template` selects one of a tokenizer's several templates, unlike `data.chat_template`."""

@@ -45,6 +45,14 @@ class EnvironmentConfig(Section):
     tools: tuple[str, ...] = ()
     """Functions that the policy may call, named as in `classes`. The chat template describes them
     to the policy."""
+    agent: str | tuple[str, ...] | None = None
+    """A program that calls the policy by HTTP, in place of classes and tools: a function
+    (`path/to/file.py:function`) or a command, as text or as a list. Each response is a run of it;
+    what it returns is its reward, under the name `agent`. `timeout` limits its time without a call,
+    `max_turns` its calls; `retries` do not apply, as what was sampled stays."""
+    agent_python: str | None = None
+    """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
+    run."""
     on_tool_error: Literal["observe", "fail"] = "observe"
     """What an exception inside a tool does. `observe`: the policy reads it as the observation.
     `fail`: the response fails, as it always does when something else raises, hangs or dies."""
@@ -71,8 +79,13 @@ class EnvironmentConfig(Section):
 
     @property
     def is_used(self) -> bool:
-        """Whether there are environments or tools, so that a response can have several turns."""
-        return bool(self.classes or self.tools)
+        """Whether something answers the policy, so that a response can have several turns."""
+        return bool(self.classes or self.tools or self.agent)
+
+    @property
+    def judges(self) -> tuple[EnvironmentClass, ...]:
+        """What rewards responses beside reward functions: the classes, or the agent."""
+        return (EnvironmentClass(environment="agent"),) if self.agent else self.classes
 
 
 _PER_GROUP = ("llm_judge", "reward_model")

@@ -161,6 +161,15 @@ class EnvironmentFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramLost:
+    """The agent's program of a trajectory is gone through no fault of its own, so that it cannot go
+    on: its group begins again."""
+
+    trajectory: TrajectoryId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryRewarded:
     """The weighted sum of the reward functions for a finished response."""
 
@@ -231,6 +240,7 @@ Event = (
     | Observed
     | EpisodeEnded
     | EnvironmentFailed
+    | ProgramLost
     | TrajectoryRewarded
     | RewardFailed
     | LearnerReady

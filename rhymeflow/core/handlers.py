@@ -14,7 +14,7 @@ from typing import Any
 from rhymeflow.core import events
 from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
-from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
+from rhymeflow.core.protocol.group import FINISHED, NOT_FINISHED, Group, Member, MemberState
 from rhymeflow.core.spread import is_flat, normalized_sum
 from rhymeflow.core.state import RequestedPrompt, State
 from rhymeflow.core.types import EvaluationId, FinishReason, TrajectoryId
@@ -164,6 +164,14 @@ def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Comm
         yield from _continue_without(state, event.trajectory, f"environment failed: {event.error}")
 
 
+def on_program_lost(state: State, event: events.ProgramLost) -> Commands:
+    """Retry the prompt of a group that still needs the member."""
+    member = state.member(event.trajectory)
+    group = state.groups.get(event.trajectory.group)
+    if group is not None and member is not None and member.state in (*NOT_FINISHED, FINISHED):
+        yield from state.retry(group, event.reason)
+
+
 def _end_env_wait(
     state: State, event: events.Observed | events.EpisodeEnded | events.EnvironmentFailed
 ) -> Member | None:
@@ -274,6 +282,7 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], Commands | None]] = {
     events.Observed: on_observed,
     events.EpisodeEnded: on_episode_ended,
     events.EnvironmentFailed: on_environment_failed,
+    events.ProgramLost: on_program_lost,
     events.TrajectoryRewarded: on_trajectory_rewarded,
     events.RewardFailed: on_reward_failed,
     events.LearnerReady: on_learner_ready,

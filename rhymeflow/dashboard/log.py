@@ -22,7 +22,8 @@ _COUNTS = """SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),
 _PROBLEMS = """SELECT seq AS event, time, kind, json_extract(body, '$.instance') AS instance,
         SUBSTR(json_extract(body, IIF(kind LIKE '%Failed', '$.error', '$.reason')), 1, 500) AS said,
         json_extract(body, '$.trajectory[0]') AS "group" FROM events
-    WHERE seq > ? AND seq <= ? AND (kind IN ('InstanceLeft', 'EnvironmentFailed', 'RewardFailed')
+    WHERE seq > ? AND seq <= ? AND (
+        kind IN ('InstanceLeft', 'EnvironmentFailed', 'ProgramLost', 'RewardFailed')
         OR (kind = 'VersionPublished' AND json_array_length(body, '$.skipped') > 0))
     ORDER BY seq"""
 _JOINED = """SELECT json_extract(body, '$.instance') FROM events

@@ -291,7 +291,7 @@ def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, i
         [0 if learner.mask_truncated_completions and each[4] in CUT else each[5] for each in batch],
         learner,
         [msgspec.json.decode(each[3] or b"{}") for each in batch],
-        WeightedSum(reward.functions, environment.classes).weights,
+        WeightedSum(reward.functions, environment.judges).weights,
     )
     values = found.values.tolist()
     return {(each[0], each[1]): value for each, value in zip(batch, values, strict=True)}

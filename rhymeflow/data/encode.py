@@ -58,6 +58,12 @@ class PromptEncoder:
         """Whether the chat template writes the date, so that a prompt is another one tomorrow."""
         return "strftime_now" in str(self._tokenizer.chat_template)
 
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a prompt; `room` or `data.max_prompt_length` has to be given."""
+        limits = self._room, self._config.max_prompt_length
+        return min(each for each in limits if each is not None)
+
     def wraps(self, prompt: str | list[Message]) -> bool:
         """Return whether the prompt goes through the chat template."""
         return self._wraps or not isinstance(prompt, str)

@@ -77,6 +77,9 @@ class Request:
     keeps_cache: bool = False
     """Keep its cache when a turn ends, for the next turn under this id, while there is room and
     until the weights change."""
+    row_prompt: list[int] | None = None
+    """Of an agent: the tokens of its row's prompt, by which the history knows it, and which no
+    token follows."""
     is_urgent: bool = False
     """Whether it is scheduled before others; see `native/scheduler.py`."""
     accepted: bytearray | None = None

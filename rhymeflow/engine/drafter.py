@@ -96,9 +96,11 @@ class Drafting:
             decoding = {request.id for request in ready}
             self.end([key for key in self._handles if key not in decoding][:surplus])
         for request in new:
+            known = request.prompt_ids, request.tokens
+            if request.row_prompt is not None:
+                known = request.row_prompt, [*request.prompt_ids, *request.tokens]
             self._handles[request.id] = drafter.begin(
-                request.prompt_ids,
-                request.tokens,
+                *known,
                 sample=request.noise_key.sample,
                 noise_epoch=request.noise_key.epoch,
             )

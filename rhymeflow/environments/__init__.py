@@ -1,19 +1,24 @@
 """Environments, which answer the policy between its turns; their code is not trusted.
 
 Users write a class like `Environment`, a class whose methods are tools, as in TRL, or plain
-functions that are tools. Importing this module loads no torch.
+functions that are tools; or a program that calls the policy (`agents.py`). Importing this module
+loads no torch.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
+from rhymeflow import recipes
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tools
 from rhymeflow.data.prompts import Message as Message
 from rhymeflow.data.prompts import Prompt, kind_of
+from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
 from rhymeflow.utils.user_modules import check_file, names_file
 
@@ -78,7 +83,7 @@ def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
 
 def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """Return `all_tool_schemas`; another process runs the user's code."""
-    if not uses_environments(config):
+    if not uses_environments(config) or config.environment.agent is not None:
         return {}
     from rhymeflow.utils.child import call_in_process  # not above: it imports multiprocessing
 
@@ -90,12 +95,43 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
 
 
 def check_names(config: Config) -> None:
-    """Check, without running them, that files define the classes and tools. Raises `UserError`."""
+    """Check, without running them, that files define the classes, the tools and the agent's
+    function, and that its command is there. Raises `UserError`."""
+    if (agent := config.environment.agent) is not None:
+        _check_agent(agent, config.environment.agent_python)
     sections = environment_sections(config).values()
     classes = [each.environment for section in sections for each in section.classes]
     for what, specs in (("environment", classes), ("tool", config.environment.tools)):
         for spec in filter(names_file, specs):
             check_file(spec, f"{what} {spec}")
+
+
+def program_of(agent: str | tuple[str, ...]) -> str | list[str]:
+    """Return `environment.agent` as `path/to/file.py:function`, or as the words of a command.
+    Raises `UserError` if a recipe has none."""
+    if not isinstance(agent, str):
+        return list(agent)
+    if (file := recipes.file_of(agent, "agent.py")) is not None:
+        return f"{file}:solve"
+    return agent if ".py:" in agent else shlex.split(agent)
+
+
+def _check_agent(agent: str | tuple[str, ...], python: str | None) -> None:
+    program = program_of(agent)
+    if isinstance(program, str):
+        check_file(program, f"environment.agent {agent}")
+    elif python is not None:
+        raise UserError(
+            "environment.agent_python: runs a function (path/to/file.py:function), and "
+            f"environment.agent is the command {agent!r}"
+        )
+    elif shutil.which(program[0]) is None:
+        raise UserError(
+            f"environment.agent: there is no program {program[0]!r}; a function is given as "
+            "path/to/file.py:function"
+        )
+    if python is not None and shutil.which(python) is None:
+        raise UserError(f"environment.agent_python: there is no interpreter {python!r}")
 
 
 def check_calls(
@@ -106,6 +142,8 @@ def check_calls(
     without tools are checked by their worker."""
     from rhymeflow.environments.rendering import ChatRenderer
 
+    if config.environment.agent is not None and not tokenizer.chat_template:
+        raise UserError("environment.agent: the model's tokenizer has no chat template")
     schemas = tools.values() if isinstance(tools, dict) else [tools]
     wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
     # A file's prompts are mostly of one form, so the first ones are enough.

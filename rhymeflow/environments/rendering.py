@@ -91,7 +91,7 @@ class ChatRenderer(TextRenderer):
     the template. If the template has no messages of tools, their answers are a message of the user,
     in Hermes' tags, and the prompt has to describe the tools. Raises `UserError` if the template
     changes earlier turns, does not accept such messages, or writes tool calls in a form that is not
-    parsed.
+    parsed. Without `appends` only turns are read, so that the template may change earlier ones.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class ChatRenderer(TextRenderer):
         reads_users: bool = True,
         variables: Mapping[str, Any] = NOTHING,
         keeps_special: bool = False,
+        appends: bool = True,
     ) -> None:
         super().__init__(tokenizer, tools, keeps_special=keeps_special)
         self._write = write = partial(rendered, tokenizer, tools=self._tools, variables=variables)
@@ -112,7 +113,8 @@ class ChatRenderer(TextRenderer):
         """Whether what tools answer is a message of the user."""
         reads_users = reads_users or self.answers_as_user
         reads_tools = has_tools and not self.answers_as_user
-        check_appends(write, template, thoughts, tools=reads_tools, users=reads_users)
+        if appends:
+            check_appends(write, template, thoughts, tools=reads_tools, users=reads_users)
         self._thought, self._writes_calls = thoughts[0], writes_calls(write)
         alone = write([QUESTION, said(self._thought)], opens=False)
         _, mark, self._closing = alone.rpartition(SAID)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rhymeflow import recipes
 from rhymeflow.config import Config, DataConfig
 from rhymeflow.data.encode import Schema, Tokenizer
 from rhymeflow.data.prompts import Message
@@ -27,7 +28,7 @@ _REASON = "it is so"
 _GIVES = "data.chat_template = FILE gives one for training, which only appends"
 _KEEPS = ("preserve_thinking", "truncate_history_thinking", "clear_thinking")
 """Variables of templates that keep earlier reasoning: the first true, the others false."""
-_ADD: Schema = {
+ADD: Schema = {
     "type": "function",
     "function": {
         "name": "add",
@@ -271,8 +272,9 @@ def settle(tokenizer: Tokenizer, data: DataConfig, *, has_turns: bool) -> str | 
 def template_in(path: str) -> str:
     """Read a template. Raises `UserError` if there is none."""
     where = f"data.chat_template = {path!r}"
+    file = recipes.file_of(path, "chat_template.jinja") or Path(path).expanduser()
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -286,7 +288,7 @@ def _abilities(tokenizer: Tokenizer, template: Any, variables: Mapping[str, Any]
     """Return what the template appends: `tools`, `users`, both or neither."""
     text = template["default"] if isinstance(template, dict) else template
     write = partial(
-        rendered, tokenizer, tools=[_ADD], variables={**variables, "chat_template": text}
+        rendered, tokenizer, tools=[ADD], variables={**variables, "chat_template": text}
     )
     found = set()
     for name in ("tools", "users"):

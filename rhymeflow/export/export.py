@@ -307,7 +307,7 @@ class Rows:
 def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
     """Make the reader of turns; `None`: the run's responses have a single turn."""
     environment = section_in_force(reader, "environment")
-    if not (environment.classes or environment.tools):
+    if not environment.is_used:
         return None
     from rhymeflow.environments.template import settle
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers

@@ -37,11 +37,11 @@ from rhymeflow.learner.algorithms.losses import (
 from rhymeflow.learner.critic import Critic
 from rhymeflow.learner.logprobs import Logits, LossOf, TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
-from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, split, step_scales
+from rhymeflow.learner.minibatch import MicroBatch, response_lengths, split, step_scales
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.sample import Sample, by_response, first_sequences, owners
 from rhymeflow.learner.scoring import Scoring
 from rhymeflow.learner.teacher import ModelTeacher, ServedTeacher
 from rhymeflow.learner.token_details import TokenDetails
@@ -384,9 +384,11 @@ class Learner:
         return self._teacher.beside(micro.for_teacher, taught)
 
     def _advantages(self, batch: Sequence[Sample]) -> Advantages:
-        config = self._config
-        lengths, most = [len(s.completion_ids) for s in batch], self._rollout.max_completion_length
-        reward_N = shaped_rewards([s.reward for s in batch], lengths, config, most)
+        """Return the advantages of a batch: those of its responses, for each of their samples."""
+        config, responses = self._config, first_sequences(batch)
+        most = self._rollout.max_completion_length
+        lengths = [len(s.completion_ids) for s in responses]
+        reward_N = shaped_rewards([s.reward for s in responses], lengths, config, most)
         kl = self._scoring.kl(batch, config) if config.kl_in == "reward" else None
         penalties = None if kl is None else [config.beta * each for each in kl]
         if (critic := self._critic) is not None:  # it compares with itself, not within a group
@@ -394,8 +396,9 @@ class Learner:
             of_tokens = [config.distillation.reward_weight * each for each in of_tokens]
             return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
         if penalties is not None:
-            reward_N = reward_N - [each.sum() for each in penalties]
-        groups, components = [s.group for s in batch], [s.components for s in batch]
-        lengths = lengths_in_loss(batch, config)
-        found = batch_advantages(reward_N, groups, lengths, config, components, batch[0].weights)
-        return replace(found, values=found.values * config.distillation.reward_weight)
+            reward_N = reward_N - by_response(batch, [each.sum() for each in penalties])
+        groups, components = [s.group for s in responses], [s.components for s in responses]
+        lengths, weights = response_lengths(batch, config), batch[0].weights
+        found = batch_advantages(reward_N, groups, lengths, config, components, weights)
+        values = found.values * config.distillation.reward_weight
+        return replace(found, values=values[owners(batch)])

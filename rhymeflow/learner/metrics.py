@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.learner.packing import PackedRow
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.sample import Sample, by_response, first_sequences
 
 REDUCED = {"clip_ratio/low_min": min, "clip_ratio/high_max": max, "off_policy/max_ratio": max}
 """Metrics that are an extreme over micro-batches, not a mean."""
@@ -95,23 +95,26 @@ class Totals:
 
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
-    """Return the metrics of a batch that depend on its samples alone.
+    """Return the metrics of a batch that depend on its samples alone, by response.
 
     The mean and standard deviation of a reward function are over the responses it applied to. If
     all responses were truncated, the `terminated_length` metrics are 0, as in TRL.
     """
-    reward_N = np.array([sample.reward for sample in batch])
-    length_N = np.array([sample.num_sampled for sample in batch])
-    ended_N = np.array([sample.num_sampled for sample in batch if not sample.truncated] or [0])
+    responses = first_sequences(batch)
+    reward_N = np.array([sample.reward for sample in responses])
+    length_N = by_response(batch, [sample.num_sampled for sample in batch])
+    is_whole_N = np.array([not sample.truncated for sample in responses])
+    ended_N = length_N[is_whole_N] if is_whole_N.any() else np.zeros(1)
     metrics = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
     for kind, values_N in (("length", length_N), ("terminated_length", ended_N)):
         metrics[f"completions/mean_{kind}"] = float(values_N.mean())
         metrics[f"completions/min_{kind}"] = float(values_N.min())
         metrics[f"completions/max_{kind}"] = float(values_N.max())
-    metrics["completions/clipped_ratio"] = float(np.mean([sample.truncated for sample in batch]))
-    if any(sample.observed for sample in batch):
-        metrics["turns/mean"] = float(np.mean([sample.num_turns for sample in batch]))
-    return metrics | _by_function(batch)
+    metrics["completions/clipped_ratio"] = float((~is_whole_N).mean())
+    if any(sample.observed for sample in batch) or len(responses) < len(batch):
+        turns_N = by_response(batch, [sample.num_turns for sample in batch])
+        metrics["turns/mean"] = float(turns_N.mean())
+    return metrics | _by_function(responses)
 
 
 def _by_function(batch: Sequence[Sample]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_w
 from rhymeflow.learner.algorithms.surrogates import Responses
 from rhymeflow.learner.packing import PackedRow, added_tokens, empty_row, pack
 from rhymeflow.learner.ranks import ALONE, Ranks
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.sample import Sample, by_response, owners
 
 
 @dataclass
@@ -54,7 +54,8 @@ def split(
     have equally many; in each step those that need a gradient come first. `advantages`: of samples,
     [N], or of each one's tokens. See `packing.pack`."""
     lengths = lengths_in_loss(batch, learner)
-    weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
+    weights = [token_weight(learner.loss_type, n) for n in response_lengths(batch, learner)]
+    weight_N = np.array(weights)[owners(batch)]
     steps, max_tokens = [], learner.max_tokens_per_microbatch
     place = ranks.rank, ranks.count
     for members in _by_whole_groups(batch, learner.num_minibatches):
@@ -85,13 +86,13 @@ def step_scales(
     batch: Sequence[Sample], learner: LearnerConfig, rollout: RolloutConfig
 ) -> list[float]:
     """Return the gradient's factor in each optimizer step of one pass over the whole `batch`."""
-    lengths = lengths_in_loss(batch, learner)
+    mean_tokens = sum(lengths_in_loss(batch, learner)) / learner.num_minibatches
     return [
         step_scale(
             learner.loss_type,
-            [lengths[i] for i in members],
+            response_lengths([batch[i] for i in members], learner),
             max_completion_length=rollout.max_completion_length,
-            mean_tokens=sum(lengths) / learner.num_minibatches,
+            mean_tokens=mean_tokens,
         )
         for members in _by_whole_groups(batch, learner.num_minibatches)
     ]
@@ -101,6 +102,11 @@ def lengths_in_loss(batch: Sequence[Sample], learner: LearnerConfig) -> list[int
     """Return how many tokens of each sample are in the loss."""
     masks = learner.mask_truncated_completions
     return [0 if masks and each.truncated else each.num_sampled for each in batch]
+
+
+def response_lengths(batch: Sequence[Sample], learner: LearnerConfig) -> list[int]:
+    """Return how many tokens of each response are in the loss, in all its sequences."""
+    return [int(n) for n in by_response(batch, lengths_in_loss(batch, learner))]
 
 
 def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What the learner trains on: one finished trajectory. Loads no torch."""
+"""What the learner trains on: a finished trajectory, or one of its sequences. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import numpy as np
 @dataclass(frozen=True)
 class Sample:
     """A prompt, the response to it, and what the response earned.
+
+    An agent's response may be several sequences, each a sample. They stand together in a batch, and
+    have the same reward. Whatever is counted by response counts them as one (`responses`).
 
     `completion_ids`, `logprobs` and `versions` are equally long; at least one token was sampled.
     Observed tokens, which an environment gave, are in no loss and no statistics.
@@ -36,7 +39,10 @@ class Sample:
     weights: Mapping[str, float] = field(default_factory=dict)
     """The weight of each of them in the reward."""
     observed: list[bool] = field(default_factory=list)
-    """Whether each response token is an environment's; empty if none is."""
+    """Whether each response token is an environment's, or in the loss of an earlier sequence of the
+    response; empty if none is."""
+    sequence: int = 0
+    """Number of this sequence of the response."""
     teacher_prompt_ids: list[int] | None = None
     """What a teacher reads in place of the prompt; None: the prompt."""
 
@@ -64,3 +70,20 @@ class Sample:
         """Select, from one value per response token, those of the sampled tokens."""
         chosen = np.asarray(values)
         return chosen[~np.asarray(self.observed)] if self.observed else chosen
+
+
+def owners(batch: Sequence[Sample]) -> np.ndarray:
+    """Return the number of each sample's response, in the order of the batch, int64 [N]."""
+    numbers: np.ndarray = np.cumsum([sample.sequence == 0 for sample in batch]) - 1
+    return numbers
+
+
+def first_sequences(batch: Sequence[Sample]) -> list[Sample]:
+    """Return the first sequence of each response: what all of them have, it has."""
+    return [sample for sample in batch if sample.sequence == 0]
+
+
+def by_response(batch: Sequence[Sample], values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the sum of the values of each response's samples."""
+    sums: np.ndarray = np.bincount(owners(batch), weights=np.asarray(values, dtype=np.float64))
+    return sums

@@ -114,7 +114,7 @@ class Learning:
 
     def __init__(self, config: Config) -> None:
         world = config.environment
-        parts = WeightedSum(config.reward.functions, world.classes).weights
+        parts = WeightedSum(config.reward.functions, world.judges).weights
         batch = config.learner.groups_per_batch, config.rollout.num_generations
         self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
         self._left_out = () if config.trains_on_rewards else (_constant, _no_spread)

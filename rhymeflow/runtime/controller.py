@@ -84,7 +84,8 @@ class Controller:
         self._on_model = on_model
         published = self.coordinator.state.published or 0
         self.training = Training(supervisor, checkpoints, store, reporter, published)
-        self.in_flight = InFlight(store, prompts, suites)
+        has_agent = config.environment.agent is not None
+        self.in_flight = InFlight(store, prompts, suites, has_agent=has_agent)
         self.log = EventLog(config, store, past, self.in_flight, self.training)
         self.evaluations = Evaluations(suites, self.in_flight, store)
         self.rewards = Rewards(config, supervisor, store, self.in_flight, reporter, published)
@@ -395,7 +396,7 @@ class Controller:
             return  # it is gone, which the coordinator is about to learn
         match command:
             case commands.Route():  # the tokens so far may be another instance's
-                continuation = self.in_flight.continuation(command.trajectory)
+                continuation = self.in_flight.continuation(command.trajectory, command.version)
                 worker.send(messages.Envelope(command, continuation))
             case commands.Evaluate():
                 worker.send(command)

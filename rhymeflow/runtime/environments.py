@@ -50,6 +50,7 @@ class Environments:
         self._configs: dict[SuiteName, Config] = {RUN: config} | {
             suite.name: suite.config for suite in of_run(config)
         }
+        self.has_agent = config.environment.agent is not None
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
         """Requests without a reply yet, by key; each with the response or prompt it is for."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
@@ -86,9 +87,12 @@ class Environments:
         num_observations = len(self._in_flight.observations(trajectory))
         group.turns_ended[trajectory.member] = num_observations + 1
         episode, length = self._episode(trajectory)
-        limit = self._config(trajectory).rollout.max_completion_length
-        room = limit - length - 1  # one token for the next turn
-        self._ask(trajectory, messages.AskEnvironment(episode, "answer", room))
+        config = self._config(trajectory)
+        room = config.rollout.max_completion_length - length - 1  # one token for the next turn
+        if self.has_agent:
+            room = self._in_flight.longest_prompt(group.drawn.suite)
+        logprobs = group.logprobs.get(trajectory.member, [])
+        self._ask(trajectory, messages.AskEnvironment(episode, "answer", room, logprobs))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
         """Store that a response is complete and have it rewarded; return its length in tokens."""
@@ -98,7 +102,7 @@ class Environments:
 
     def judge(self, trajectory: TrajectoryId) -> None:
         """Have a complete response rewarded by its environment and then by reward functions."""
-        if self._config(trajectory).environment.classes:
+        if self._config(trajectory).environment.judges:
             episode, _ = self._episode(trajectory)
             self._ask(trajectory, messages.AskEnvironment(episode, "reward"))
         else:
@@ -134,6 +138,10 @@ class Environments:
         del self._asked[message.key]
         if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
+        if isinstance(message, messages.EpisodeFailed) and message.is_lost:
+            assert isinstance(subject, TrajectoryId)
+            yield self._lost(subject, message)
+            return
         error = message.error if isinstance(message, messages.EpisodeFailed) else None
         self._failures.count(error)
         match subject, message:
@@ -157,7 +165,8 @@ class Environments:
             self.finished(trajectory, answer)
             yield events.EpisodeEnded(trajectory, message.turn, answer, *costs)
             return
-        length = self._in_flight.observe(trajectory, answer)
+        about = message.follows, message.max_turn_tokens
+        length = self._in_flight.observe(trajectory, answer, *about)
         yield events.Observed(trajectory, message.turn, length, *costs)
 
     def _failed(
@@ -171,11 +180,21 @@ class Environments:
         if isinstance(subject, Drawn):
             return NotOpened(subject, message.error)
         if subject.group < 0:  # for other groups the coordinator commands it
-            self._close([message.key])
-            self._rewards.leave_out(subject)
+            self._leave_out(subject, message)
         if wants == "reward":
             return events.RewardFailed(subject, message.error)
         return events.EnvironmentFailed(subject, message.turn, message.error)
+
+    def _lost(self, trajectory: TrajectoryId, message: messages.EpisodeFailed) -> Event:
+        """Return the event of a program that is gone; an answer to a suite's prompt has failed."""
+        if trajectory.group >= 0:
+            return events.ProgramLost(trajectory, message.error)
+        self._leave_out(trajectory, message)
+        return events.EnvironmentFailed(trajectory, message.turn, message.error)
+
+    def _leave_out(self, trajectory: TrajectoryId, message: messages.EpisodeFailed) -> None:
+        self._close([message.key])
+        self._rewards.leave_out(trajectory)
 
     # -- requests -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +31,7 @@ from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
+from rhymeflow.store.branches import Asked, stretches
 from rhymeflow.suites.suite import RUN, SuitePrompts
 from rhymeflow.workers.messages import Continuation, Part
 
@@ -94,6 +96,14 @@ class GroupInFlight:
     """The version that generated a member's last stored token."""
     observations: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """The start and end, in tokens, of each observation in a member's response."""
+    calls: dict[int, list[Asked]] = field(default_factory=dict)
+    """Of an agent: the calls among each member's observations."""
+    max_turn_tokens: dict[int, int | None] = field(default_factory=dict)
+    """Of an agent: the most tokens that each member's last call asks for."""
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    """Of an agent: those of the stored tokens of each member's last turn."""
+    v_traj: dict[int, Version] = field(default_factory=dict)
+    """Of an agent: the version of each member's first route."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """How many of the policy's turns have ended, for members with turns."""
     reasons: dict[int, FinishReason] = field(default_factory=dict)  # of complete members
@@ -121,8 +131,11 @@ class InFlight:
         store: SqliteTrajectoryStore,
         prompts: RunPrompts,
         suites: Mapping[SuiteName, SuitePrompts] = MappingProxyType({}),
+        *,
+        has_agent: bool = False,
     ) -> None:
         self._store, self._prompts, self._suites = store, prompts, suites
+        self._has_agent = has_agent
         self._groups: dict[GroupId, GroupInFlight] = {}
         self._next_group_id: GroupId = 0
         self._last_suite_group: GroupId = 0  # groups of suites are numbered downwards from -1
@@ -151,14 +164,15 @@ class InFlight:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
 
         Groups from `next_group` on are stored but not in the log: they are deleted and drawn again.
-        Suites' groups end unless they evaluate version `published`: other weights are gone.
+        Suites' groups end unless they evaluate version `published`: other weights are gone. So are
+        the programs of an agent, which answer those prompts from the beginning.
         """
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
         self._last_suite_group, in_flight = self._store.suite_groups()
         self.suite_groups = {}
         for group, (suite, version) in in_flight.items():
-            if suite in self._suites and version == published:
+            if suite in self._suites and version == published and not self._has_agent:
                 self.suite_groups[group] = suite, version
             else:
                 self.give_up(group, published)
@@ -243,6 +257,10 @@ class InFlight:
             prompt = replace(prompt, prompt=opened(prompt.prompt, opening))
         return self._encoder(suite).encode(prompt)
 
+    def longest_prompt(self, suite: SuiteName) -> int:
+        """Return the most tokens of a prompt of a suite or the run."""
+        return self._encoder(suite).most_tokens
+
     def _encoder(self, suite: SuiteName) -> PromptEncoder:
         return (self._prompts if suite == RUN else self._suites[suite]).encoder
 
@@ -296,17 +314,35 @@ class InFlight:
             )
             group.stored.setdefault(member, array("i")).extend(tokens)
             group.versions[member] = parts[0].version
+            if self._has_agent:
+                logprobs = chain.from_iterable(part.logprobs for part in parts)
+                group.logprobs.setdefault(member, []).extend(logprobs)
         return self.num_stored(trajectory)
 
-    def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
-        """Store an environment's observation; return the response's length in tokens."""
+    def observe(
+        self,
+        trajectory: TrajectoryId,
+        tokens: list[int],
+        follows: int | None = None,
+        max_turn_tokens: int | None = None,
+    ) -> int:
+        """Store an environment's observation; return the response's length in tokens. `follows` and
+        `max_turn_tokens` are an agent's; see `TurnAnswered`."""
         group, member = self._groups[trajectory.group], trajectory.member
         assert member not in group.open, f"{trajectory} is being generated"
-        stored, version = group.stored[member], group.versions[member]
+        stored, version = group.stored.setdefault(member, array("i")), group.versions.get(member)
+        if version is None:  # nothing is before an agent's first call
+            version = group.v_traj[member]
         start = len(stored)
-        self._store.put_observed(trajectory, start=start, version=version, tokens=tokens)
+        self._store.put_observed(
+            trajectory, start=start, version=version, tokens=tokens, follows=follows
+        )
         stored.extend(tokens)
         group.observations.setdefault(member, []).append((start, len(stored)))
+        if follows is not None:
+            group.calls.setdefault(member, []).append(Asked(start, len(stored), follows))
+            group.max_turn_tokens[member] = max_turn_tokens
+            group.logprobs.pop(member, None)
         return len(stored)
 
     def observations(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
@@ -342,9 +378,12 @@ class InFlight:
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
 
-    def continuation(self, trajectory: TrajectoryId) -> Continuation:
-        """Return what an instance needs to continue a response."""
+    def continuation(self, trajectory: TrajectoryId, version: Version) -> Continuation:
+        """Return what an instance needs to continue a response that is routed at `version`."""
         group, observations = self._groups[trajectory.group], self.observations(trajectory)
+        if self._has_agent:
+            group.v_traj.setdefault(trajectory.member, version)
+            return self._call(trajectory)
         return Continuation(
             row=group.drawn.prompt.row,
             epoch=group.drawn.epoch,
@@ -353,6 +392,31 @@ class InFlight:
             turn=len(observations) + 1,
             turn_start=observations[-1][1] if observations else 0,
             suite=group.drawn.suite,
+        )
+
+    def _call(self, trajectory: TrajectoryId) -> Continuation:
+        """Return what an instance needs to answer an agent's last call, if there is one."""
+        group, member = self._groups[trajectory.group], trajectory.member
+        drawn, calls = group.drawn, group.calls.get(member, [])
+        origin = drawn.prompt.row, drawn.epoch
+        if not calls:
+            return Continuation(*origin, [], [], suite=drawn.suite)
+        tokens, last = self.tokens(trajectory), calls[-1]
+        asked = [_joined(tokens, stretches(calls, call.end)) for call in calls]
+        whole = asked[-1] + tokens[last.end :]
+        first, _ = stretches(calls, last.end)[0]
+        num_prompt = next(call.end for call in calls if call.start == first) - first
+        return Continuation(
+            *origin,
+            prompt_ids=whole[:num_prompt],
+            tokens=whole[num_prompt:],
+            turn=len(calls) + 1,
+            turn_start=len(asked[-1]) - num_prompt,
+            suite=drawn.suite,
+            before=len(tokens) - (len(whole) - num_prompt),
+            max_turn_tokens=group.max_turn_tokens.get(member),
+            row_prompt=group.prompt_ids,
+            noise=_noise(member, asked[-1], asked[:-1].count(asked[-1])),
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
@@ -364,3 +428,14 @@ class InFlight:
     def num_stored(self, trajectory: TrajectoryId) -> int:
         """Return how many of a response's tokens are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))
+
+
+def _joined(tokens: list[int], parts: list[tuple[int, int]]) -> list[int]:
+    return [token for start, end in parts for token in tokens[start:end]]
+
+
+def _noise(member: int, asked: list[int], times: int) -> int:
+    """Return what tells the noise of an agent's turn from that of others: it does not depend on the
+    order in which calls arrive (law 3). The prompt `asked` was asked `times` before."""
+    key = b"%d %d %s" % (member, times, array("i", asked).tobytes())
+    return int.from_bytes(blake2b(key, digest_size=7).digest())

@@ -1,7 +1,8 @@
 """Resumes a run where its log ends.
 
 Coordinator and store are as they were; workers are new. Responses of earlier instances continue
-from their stored tokens. Requests that were not answered are made again, and no others.
+from their stored tokens, but an agent's programs are gone, so that their groups begin again.
+Requests that were not answered are made again, and no others.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import NamedTuple
 
 from rhymeflow.core.commands import Command, Drop, Train
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
-from rhymeflow.core.protocol.group import ABORTED, FINISHED, WAITING_ENV
+from rhymeflow.core.events import Event, InstanceLeft, ProgramLost, TrajectoryInterrupted
+from rhymeflow.core.protocol.group import ABORTED, FINISHED, REWARDED, WAITING_ENV
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.in_flight import InFlight
 
 REASON = "the run was interrupted, and resumed without it"
+
+_OVER = (REWARDED, ABORTED)
 
 
 class Past(NamedTuple):
@@ -55,6 +58,10 @@ def ask_again(past: Past, in_flight: InFlight, environments: Environments) -> It
         for index in in_flight[group_id].reasons:
             environments.judge(TrajectoryId(group_id, index))
     for group_id, group in state.groups.items():
+        begun = [i for i, m in enumerate(group.members) if m.turn and m.state not in _OVER]
+        if environments.has_agent and begun:
+            yield ProgramLost(TrajectoryId(group_id, begun[0]), REASON)
+            continue
         for index, member in enumerate(group.members):
             trajectory = TrajectoryId(group_id, index)
             if member.turn:

@@ -34,6 +34,7 @@ FIXED: Mapping[str, str] = {
     "rollout.rhyming_noise": _STORED,
     "environment.classes": _REPLAYED,
     "environment.tools": _REPLAYED,
+    "environment.agent": "what is in flight belongs to it",
     "environment.max_observation_chars": _REPLAYED,
     "emulation": "the times so far are those of the emulated cluster",
     "simulation": "nothing is simulated",

@@ -62,7 +62,7 @@ class _Judging(NamedTuple):
         together = tuple(i for i, function in indexed if function.per == "group")
         if suite != RUN and size == 1:
             alone, together = indices, ()
-        total = WeightedSum(functions, config.environment.classes)
+        total = WeightedSum(functions, config.environment.judges)
         stops = config.reward.on_failure == "stop"
         return cls(alone, together, size, total, config.environment.is_used, stops)
 

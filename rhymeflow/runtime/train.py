@@ -309,7 +309,7 @@ def in_force(config: Config, run_dir: Path) -> Config:
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
     template = config.data.chat_template
-    if isinstance(template, str):
+    if isinstance(template, str) and not template.startswith("recipe:"):
         template = os.path.abspath(os.path.expanduser(template))
     # The nodes of a cluster decide for themselves.
     share = placement.share_of_cores(config) if config.runtime == "local" else None
@@ -317,7 +317,9 @@ def in_force(config: Config, run_dir: Path) -> Config:
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
     decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
+    interpreter = config.environment.agent_python
     return in_place(decided, run_dir).changed(
+        environment={"agent_python": interpreter and os.path.abspath(interpreter)},
         learner={
             "epsilon_high": epsilon_high,
             "num_threads": learner.num_threads or cpus_of_rank or share,

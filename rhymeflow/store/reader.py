@@ -21,6 +21,7 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.store import codec, schema
+from rhymeflow.store.branches import Asked
 
 
 class IncompleteBatch(RuntimeError):  # noqa: N818 - it is what happened
@@ -76,6 +77,8 @@ class StoredSegment:
     tokens: list[int] = field(default_factory=list)
     """Empty, like `logprobs`, if they were deleted (`run.keep_tokens`)."""
     logprobs: list[float] = field(default_factory=list)
+    follows: int | None = None
+    """Of an agent's call; see `branches.py`."""
 
     @property
     def is_observed(self) -> bool:
@@ -102,6 +105,8 @@ class TrajectoryRecord:
     components: dict[str, float]
     """Unweighted rewards by the name of the reward function."""
     observed: list[bool]
+    calls: list[Asked] = field(default_factory=list)
+    """Of an agent: its calls. The prompt is then the row's, and no token follows it."""
 
 
 class TrajectoryReader:
@@ -232,6 +237,7 @@ class TrajectoryReader:
         logprobs: list[float] = []
         versions: list[int] = []
         observed: list[bool] = []
+        calls: list[Asked] = []
         for segment in self._segments(trajectory):
             if segment.start != len(tokens):
                 raise IncompleteBatch(
@@ -242,6 +248,8 @@ class TrajectoryReader:
             logprobs += segment.logprobs
             versions += [segment.version] * segment.length
             observed += [segment.is_observed] * segment.length
+            if segment.follows is not None:
+                calls.append(Asked(segment.start, len(tokens), segment.follows))
         if len(tokens) != length:
             if self._pruned(trajectory):
                 raise UserError(
@@ -252,24 +260,24 @@ class TrajectoryReader:
             raise IncompleteBatch(
                 f"trajectory {trajectory}: {len(tokens)} tokens are stored of {length}"
             )
-        components = json.loads(component_text)
+        ended = reward, reason, json.loads(component_text)
         return TrajectoryRecord(
-            *trajectory, prompt, tokens, logprobs, versions, reward, reason, components, observed
+            *trajectory, prompt, tokens, logprobs, versions, *ended, observed, calls
         )
 
     def _segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
         rows = self.query(
-            "SELECT start, version, instance, steps, drafted, tokens, logprobs FROM segments"
-            " WHERE group_id = ? AND member = ? ORDER BY start",
+            "SELECT start, version, instance, steps, drafted, tokens, logprobs, follows"
+            " FROM segments WHERE group_id = ? AND member = ? ORDER BY start",
             *trajectory,
         )
         segments = []
-        for start, version, instance, steps, drafted, token_blob, logprob_blob in rows:
+        for start, version, instance, steps, drafted, token_blob, logprob_blob, follows in rows:
             tokens = _unpacked(token_blob, "<i4")
             # Observations have no log-probabilities.
             logprobs = _unpacked(logprob_blob, "<f4") if steps else [0.0] * len(tokens)
-            content = len(tokens), tokens, logprobs
-            segments.append(StoredSegment(start, version, instance, steps, drafted, *content))
+            origin, content = (start, version, instance, steps, drafted), (tokens, logprobs)
+            segments.append(StoredSegment(*origin, len(tokens), *content, follows))
         return segments
 
     def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:

@@ -23,7 +23,7 @@ ENVIRONMENT = "environment"
 
 EVENTS = "events.db"
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 """Version of the tables and of the fields of events and commands; others are refused."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
@@ -45,7 +45,8 @@ LOCK = "writer.lock"
 # segments: Tokens that one instance generated under one version. Blobs are little-endian: int32
 #     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, 0 for an
 #     environment's observation; `drafted` counts the tokens that were proposed in these iterations;
-#     `accepted` is stored with `run.token_details`.
+#     `accepted` is stored with `run.token_details`; `follows` is that of an agent's call
+#     (`branches.py`).
 # trajectories: A complete response. `trained` is the version of the batch that it was trained in.
 # token_details: The learner's results for each token, with `run.token_details`.
 # pruned: Segments whose tokens were deleted, without the tokens (`pruning.py`).
@@ -72,7 +73,7 @@ CREATE INDEX groups_by_row ON groups (row);
 CREATE TABLE segments (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
     version INTEGER NOT NULL, instance TEXT NOT NULL, steps INTEGER NOT NULL,
     drafted INTEGER NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, accepted BLOB,
-    PRIMARY KEY (group_id, member, start));
+    follows INTEGER, PRIMARY KEY (group_id, member, start));
 CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     length INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));

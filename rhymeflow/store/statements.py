@@ -14,7 +14,7 @@ class Statement(StrEnum):
     GROUP = """INSERT INTO groups
         (group_id, row, epoch, prompt, prompt_tokens, columns, suite, evaluates)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
-    SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
         steps = excluded.steps, drafted = excluded.drafted,
         tokens = excluded.tokens, logprobs = excluded.logprobs, accepted = excluded.accepted

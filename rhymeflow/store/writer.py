@@ -230,18 +230,24 @@ class SqliteTrajectoryStore:
             return
         origin = version, instance, steps, drafted
         content = _int32(tokens), struct.pack(f"<{len(logprobs)}f", *logprobs), accepted
-        self._put(Statement.SEGMENT, *trajectory, start, *origin, *content)
+        self._put(Statement.SEGMENT, *trajectory, start, *origin, *content, None)
         self._pruner.put(len(tokens))
 
     def put_observed(
-        self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
+        self,
+        trajectory: TrajectoryId,
+        *,
+        start: int,
+        version: Version,
+        tokens: Sequence[int],
+        follows: int | None = None,
     ) -> None:
         """Store an environment's observation, from position `start` on. Its tokens took no
-        iterations and have no log-probabilities."""
-        blob = _int32(tokens)
-        self._put(
-            Statement.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None
-        )
+        iterations and have no log-probabilities. `follows`: of an agent's call; see
+        `branches.py`."""
+        origin = version, ENVIRONMENT, 0, 0
+        content = _int32(tokens), b"", None, follows
+        self._put(Statement.SEGMENT, *trajectory, start, *origin, *content)
         self._pruner.put(len(tokens))
 
     def put_span(

@@ -119,7 +119,7 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
     if suite.environments is not None:
         changes["environment"] = {"classes": suite.environments, "tools": ()}
     changed = config.changed(**changes)
-    if not changed.reward.functions and not changed.environment.classes:
+    if not changed.reward.functions and not changed.environment.judges:
         raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
     return changed
 

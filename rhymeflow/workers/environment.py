@@ -1,12 +1,14 @@
 """The environment worker: decodes the policy's turns, has them answered, encodes the observations.
 
 Environments run in a pool of processes (`rhymeflow/pool.py`). A request holds the whole episode; it
-gets one reply, which may be a failure (law 6), or none if its episode is closed.
+gets one reply, which may be a failure (law 6), or none if its episode is closed. An agent's
+programs, which are not replayed, are lost with this worker.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,14 +24,24 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, send
 from rhymeflow.workers.user_code import UserCodeWorker
 
+if TYPE_CHECKING:
+    from rhymeflow.environments.agents import Agents, AgentTask
+
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     tokenizer, _ = load_settled(config)
-    episodes = Episodes(config, environment_sections(config), tokenizer)
-    pool = episodes.pool(output_path())
-    pool.start()
+    episodes: Episodes | Agents
+    pool: Pool | Agents
+    if config.environment.agent is not None:
+        from rhymeflow.environments.agents import Agents  # imports an HTTP server
+
+        episodes = pool = Agents(config, tokenizer, output_path())
+    else:
+        episodes = Episodes(config, environment_sections(config), tokenizer)
+        pool = episodes.pool(output_path())
     try:
+        pool.start()
         worker = EnvironmentWorker(connection, pool, episodes, config.emulation.scale)
         worker.latency = (config.emulation.environment_seconds or 0.0) / config.emulation.scale
         worker.serve()
@@ -41,24 +53,30 @@ class EnvironmentWorker(UserCodeWorker):
     """Answers `AskEnvironment`; `scale`: seconds of the run in one of this machine."""
 
     def __init__(
-        self, connection: Channel, pool: Pool, episodes: Episodes, scale: float = 1.0
+        self,
+        connection: Channel,
+        pool: Pool | Agents,
+        episodes: Episodes | Agents,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(connection, pool)
         self._episodes, self._scale = episodes, scale
 
     def _take(self, message: Message) -> None:
         match message:
-            case messages.AskEnvironment(episode=episode, wants=wants, room=room):
-                self._submit(self._episodes.task(episode, wants, room))
+            case messages.AskEnvironment(episode, wants, room, logprobs):
+                task = self._episodes.task(episode, wants, room)
+                task.logprobs = logprobs
+                self._submit(task)
             case messages.CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _answer(self, task: EpisodeTask) -> None:
+    def _answer(self, task: EpisodeTask | AgentTask) -> None:
         send(self._connection, self._reply(task))
 
-    def _reply(self, task: EpisodeTask) -> Message:
+    def _reply(self, task: EpisodeTask | AgentTask) -> Message:
         key, turn = task.episode.key, len(task.episode.turns)
         match task.result:
             case Opened(text=text):
@@ -71,9 +89,10 @@ class EnvironmentWorker(UserCodeWorker):
                 seconds = max(figures.seconds, self.latency) * self._scale
                 figures = msgspec.structs.replace(figures, seconds=seconds)
                 try:
-                    return messages.TurnAnswered(key, turn, task.observed(), figures)
+                    observed, most = task.observed(), task.max_turn_tokens
+                    return messages.TurnAnswered(key, turn, observed, figures, task.follows, most)
                 except Refused as error:
                     self._pool.drop([key])
                     return messages.EpisodeFailed(key, turn, str(error))
         assert task.error is not None
-        return messages.EpisodeFailed(key, turn, task.error)
+        return messages.EpisodeFailed(key, turn, task.error, task.is_lost)

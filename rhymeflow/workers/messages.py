@@ -36,7 +36,10 @@ class Envelope(NamedTuple):
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
     """With `Route`: a response to the prompt of data row `row` in `epoch`, to be continued after
     `tokens` of the policy and its environment. The policy's turn `turn`, from 1, began after
-    `turn_start` of them. Commands for suites' responses have number 0."""
+    `turn_start` of them. Commands for suites' responses have number 0.
+
+    An agent's response is continued in the sequence that its last call belongs to; before the first
+    there is none, and no prompt."""
 
     row: int
     epoch: int
@@ -45,6 +48,14 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
     turn: int = 1
     turn_start: int = 0
     suite: SuiteName = ""
+    before: int = 0
+    """Tokens of the response that are not of this sequence, its prompt included."""
+    max_turn_tokens: int | None = None
+    """Most tokens of this turn; None: as many as the response may have."""
+    row_prompt: list[int] | None = None
+    """Of an agent; see `engine.base.Request`."""
+    noise: int | None = None
+    """What tells this turn's noise from others' of the prompt; None: the number of the member."""
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
@@ -151,11 +162,13 @@ class ComputeReward(Message):
 
 class AskEnvironment(Message):
     """Request what `wants` says: the opening that follows the prompt, the answer to the last of
-    `episode.turns` (at most `room` tokens), or the reward of the whole episode."""
+    `episode.turns` (at most `room` tokens), or the reward of the whole episode. For an agent `room`
+    is that of a prompt, and `logprobs` are those of the last turn."""
 
     episode: Episode
     wants: Literal["opening", "answer", "reward"]
     room: int = 0
+    logprobs: list[float] = []
 
 
 class CloseEpisodes(Message):
@@ -274,6 +287,10 @@ class TurnAnswered(Message):
     turn: int
     answer: list[int] | FinishReason
     figures: TurnFigures
+    follows: int | None = None
+    """Of an agent's call; see `store/branches.py`."""
+    max_turn_tokens: int | None = None
+    """Most tokens of the turn that an agent's call asks for; None: it says nothing."""
 
 
 class EpisodeJudged(Message):
@@ -284,11 +301,13 @@ class EpisodeJudged(Message):
 
 
 class EpisodeFailed(Message):
-    """A request to the environment failed, after all retries, with `error`."""
+    """A request to the environment failed, after all retries, with `error`. `is_lost`: an agent's
+    program, through no fault of its own."""
 
     key: str
     turn: int
     error: str
+    is_lost: bool = False
 
 
 class Printed(Message):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, count, pairwise
 from pathlib import Path
+
+import numpy as np
 
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Accumulate, Train
@@ -25,6 +28,7 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store import codec
+from rhymeflow.store.branches import Asked, sequences
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace, owner_of
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
@@ -127,9 +131,10 @@ def samples(
 ) -> list[Sample]:
     """Make samples of stored responses, with the reward weights of `config` and what a teacher
     reads in place of the prompt, if it does."""
-    weights = WeightedSum(config.reward.functions, config.environment.classes).weights
-    return [
-        Sample(
+    weights = WeightedSum(config.reward.functions, config.environment.judges).weights
+    found: list[Sample] = []
+    for record in records:
+        whole = Sample(
             group=record.group,
             prompt_ids=record.prompt_ids,
             completion_ids=record.completion_ids,
@@ -142,8 +147,30 @@ def samples(
             observed=record.observed if any(record.observed) else [],
             teacher_prompt_ids=None if read is None else read(record.group),
         )
-        for record in records
-    ]
+        found += _sequences(whole, record.calls) if record.calls else [whole]
+    return found
+
+
+def _sequences(whole: Sample, calls: list[Asked]) -> list[Sample]:
+    """Return the sequences of an agent's response. A sampled token is in the loss of the first that
+    it is in."""
+    ends, trained = {call.start: call.end for call in calls}, np.array(whole.observed)
+    found: list[Sample] = []
+    for parts in sequences(calls, len(whole.completion_ids)):
+        prompt = range(parts[0][0], ends[parts[0][0]])
+        places = [place for start, end in parts for place in range(start, end)][len(prompt) :]
+        sample = replace(
+            whole,
+            prompt_ids=[whole.completion_ids[place] for place in prompt],
+            completion_ids=[whole.completion_ids[place] for place in places],
+            logprobs=[whole.logprobs[place] for place in places],
+            versions=[whole.versions[place] for place in places],
+            observed=trained[places].tolist(),
+            sequence=len(found),
+        )
+        trained[places] = True
+        found.append(sample)
+    return found
 
 
 def teacher_prompts(reader: Reader, config: Config) -> TeacherPrompts | None:

@@ -58,6 +58,8 @@ class HeldResponse:
     request: Request
     turn: int  # of the policy, from 1
     num_sent: int  # tokens
+    before: int = 0  # tokens that an agent's response has beside these
+    has_agent: bool = False
     steps: int = 0  # in which these were generated
     drafted: int = 0  # in these steps
 
@@ -232,16 +234,22 @@ class RolloutInstance:
                 raise AssertionError(f"unexpected message {message}")
 
     def _route(self, trajectory: TrajectoryId, message: Continuation) -> None:
+        if not message.prompt_ids:  # an agent's program, which is started now, calls first
+            send(self.connection, events.TurnEnded(trajectory, self.name, message.turn, 0))
+            return
         tokens = message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
-        noise = NoiseKey(message.row, epoch, trajectory.member)
+        sample = trajectory.member if message.noise is None else message.noise
+        noise = NoiseKey(message.row, epoch, sample)
         config = self._configs[message.suite]
-        rollout = config.rollout
+        rollout, most = config.rollout, config.rollout.max_completion_length
+        if message.max_turn_tokens is not None:
+            most = min(most, message.turn_start + message.max_turn_tokens)
         sampling = Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            max_new_tokens=rollout.max_completion_length,
+            max_new_tokens=most,
             stop_token_ids=self.stop_tokens,
         )
         accepted = bytearray() if self.config.run.token_details else None
@@ -249,20 +257,23 @@ class RolloutInstance:
             trajectory, message.prompt_ids, noise, sampling, tokens, accepted=accepted
         )
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
+        request.row_prompt = message.row_prompt
         request.is_urgent = message.suite != RUN  # evaluations come first
+        has_agent = config.environment.agent is not None
+        held = HeldResponse(request, message.turn, len(tokens), message.before, has_agent)
         if reason := request.finish_reason():
             # The response is complete: an earlier instance died after it had sent the last token.
-            self._send_ended(request, reason, message.turn)
+            self._send_ended(held, reason)
             return
-        self._held[trajectory] = HeldResponse(request, message.turn, len(tokens))
+        self._held[trajectory] = held
         self.engine.submit(request)
 
     def _interrupt(self, message: Interrupt) -> None:
         stopped = self.engine.interrupt(message.trajectories)
         self._hand_over(stopped)
+        lengths = [self._held[request.id].before + len(request.tokens) for request in stopped]
         self._forget(stopped)
-        for request in stopped:
-            length = len(request.tokens)
+        for request, length in zip(stopped, lengths, strict=True):
             done = events.TrajectoryInterrupted(request.id, self.name, message.number, length)
             send(self.connection, done)
 
@@ -300,15 +311,16 @@ class RolloutInstance:
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
         for request, reason in finished:
-            self._send_ended(request, reason, self._held.pop(request.id).turn)
+            self._send_ended(self._held.pop(request.id), reason)
 
-    def _send_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
-        """Report that a response is complete, or that the policy's turn has ended."""
-        key, tokens = request.id, request.tokens
-        if request.keeps_cache and reason == "stop":
-            send(self.connection, events.TurnEnded(key, self.name, turn, len(tokens)))
+    def _send_ended(self, held: HeldResponse, reason: Literal["stop", "length"]) -> None:
+        """Report that a response is complete, or that the policy's turn has ended. An agent goes on
+        after a turn that was cut."""
+        key, length = held.request.id, held.before + len(held.request.tokens)
+        if held.request.keeps_cache and (reason == "stop" or held.has_agent):
+            send(self.connection, events.TurnEnded(key, self.name, held.turn, length))
         else:
-            send(self.connection, events.TrajectoryFinished(key, self.name, len(tokens), reason))
+            send(self.connection, events.TrajectoryFinished(key, self.name, length, reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send the tokens of these responses that were not sent yet."""
@@ -319,7 +331,7 @@ class RolloutInstance:
             if start < end:
                 part = Part(
                     request.id,
-                    start,
+                    held.before + start,
                     self.engine.version,
                     request.steps - held.steps,
                     request.drafted - held.drafted,

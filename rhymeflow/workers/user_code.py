@@ -6,12 +6,15 @@ import math
 import time
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.pool import Pool
 from rhymeflow.utils import progress
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import WAIT_SECONDS, Message, Printed, Shutdown, receive, send
+
+if TYPE_CHECKING:
+    from rhymeflow.environments.agents import Agents
 
 
 class UserCodeWorker:
@@ -20,7 +23,7 @@ class UserCodeWorker:
     latency = 0.0
     """Seconds that an answer takes at least, as on an emulated cluster."""
 
-    def __init__(self, connection: Channel, pool: Pool) -> None:
+    def __init__(self, connection: Channel, pool: Pool | Agents) -> None:
         self._connection, self._pool = connection, pool
         self._ending = False
         self._early: list[tuple[float, int, Any]] = []

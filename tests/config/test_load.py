@@ -240,6 +240,10 @@ MISTAKES = {
     "no rank": ("", {"learner.num_ranks": "0"}, ["learner.num_ranks: given 0, should be greater than 0"]),
     "constants are no settings": ("sft: {logging_steps: 5}", {"environment.max_concurrent": "2", "reward.start_timeout": "9"}, ["f.yaml:1: sft.logging_steps: there is no such field (given 5)", "--environment.max_concurrent: there is no such field", "--reward.start_timeout: there is no such field"]),
     "no YAML in an override": ("", {"learner.beta": "[1"}, ["--learner.beta:1:"]),
+    "two that answer": ("environment: {agent: 'a.py:f', tools: 'x.py:f'}", {}, ["environment.agent: takes the place of environment.classes and environment.tools"]),
+    "an agent writes its prompts": ("environment: {agent: [a, b]}", {"data.system_prompt": "be good"}, ["data.system_prompt: has no effect with environment.agent"]),
+    "an agent cannot be cut": ("environment: {agent: a b}", {"schedule.on_stuck": "truncate"}, ["schedule.on_stuck = 'truncate': not with environment.agent yet"]),
+    "an interpreter of nothing": ("", {"environment.agent_python": "python3"}, ["environment.agent_python: has no effect without environment.agent"]),
 }  # fmt: skip
 
 

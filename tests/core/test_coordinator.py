@@ -206,6 +206,25 @@ def test_a_stuck_group_is_retried():
     assert c.Train(0, (0, 2), ((0,), (0,))) in tell(coordinator, *done(2))
 
 
+def test_a_group_whose_program_is_lost_begins_again_wherever_it_was():
+    """While the program works, while the policy answers, and while it is being judged."""
+    coordinator, _ = begun(groups=3, num_generations=1)
+    tell(coordinator, *(e.TurnEnded(TrajectoryId(group, 0), "a", 1, 0) for group in (0, 1)))
+    tell(coordinator, e.Observed(TrajectoryId(1, 0), 1, 5), done(2)[0])
+    for group in range(3):
+        trajectory = TrajectoryId(group, 0)
+        told = tell(coordinator, e.ProgramLost(trajectory, "gone"))
+        dropped = c.Drop(group, "aborted", "gone; its prompt is retried")
+        assert [each for each in told if isinstance(each, c.Drop | c.RetryPrompt)] == [
+            dropped, c.RetryPrompt(group),
+        ]  # fmt: skip
+        assert tell(coordinator, e.ProgramLost(trajectory, "gone")) == []
+    again = [e.GroupCreated(3 + group, group, 0, 5, repeats=group) for group in range(3)]
+    assert routes(tell(coordinator, *again)) == [(f"{group}.0", "a") for group in (5, 4, 3)]
+    told = tell(coordinator, *done(3), e.ProgramLost(TrajectoryId(3, 0), "it had been judged"))
+    assert not any(isinstance(each, c.Drop) for each in told)
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_stuck_group_is_trained_on_as_far_as_it_came(is_lost):
     coordinator, commands = stuck_mind(on_stuck="truncate")
@@ -333,6 +352,7 @@ def nonsense(rng: random.Random, state) -> object:
         e.TrajectoryInterrupted(unknown, "rollout-0", 1, 9),
         e.TrajectoryRewarded(unknown, 1.0),
         e.RewardFailed(unknown, "broken"),
+        e.ProgramLost(unknown, "gone"),
         e.TrajectoryFinished(real, "nobody", 3, "stop"),
         e.Snapshot("nobody", 5, (real,), 77, 3.0),
         e.Pulled("nobody", 1, 9),

@@ -77,6 +77,38 @@ def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store
     assert in_flight.tokens(TrajectoryId(0, 1)) == []
 
 
+def test_an_agents_call_is_continued_in_its_own_sequence_whatever_came_between(store):
+    """Its noise does not depend on when it was asked, but on how often (law 3)."""
+    stream = PromptStream(SOURCE, seed=0, shuffle=False)
+    asked = {"a": [7, 7], "b": [8], "c": [9, 9, 9]}
+
+    def play(calls):
+        agents = InFlight(store, RunPrompts(SOURCE, stream, Letters(), []), has_agent=True)
+        agents.add(agents.draw())
+        assert agents.continuation(FIRST, 4).prompt_ids == []
+        found, length, ends = [], 0, {}
+        for name, parent in calls:
+            follows = ends.get(parent, 0)
+            length = agents.observe(FIRST, asked[name], follows, 5)
+            ends[name] = length + 1
+            going = agents.continuation(FIRST, 4)
+            found.append((going.prompt_ids, going.tokens, going.turn_start, going.noise))
+            assert going.before + len(going.tokens) == length
+            assert (going.max_turn_tokens, going.row_prompt) == (5, [97, 98])
+            agents.take("x", Part(FIRST, length, 4, 1, 0, [1], [-1.0]))
+            length = agents.seal(FIRST)
+            assert agents[0].logprobs == {0: [-1.0]}
+        return found
+
+    found = play([("a", None), ("b", None), ("c", "a"), ("b", None)])
+    assert [each[:3] for each in found] == [
+        ([7, 7], [], 0), ([8], [], 0), ([7, 7], [1, 9, 9, 9], 4), ([8], [], 0),
+    ]  # fmt: skip
+    assert len({each[3] for each in found}) == 4
+    again = play([("b", None), ("a", None), ("b", None), ("c", "a")])
+    assert sorted(again) == sorted(found)
+
+
 def test_a_gap_is_a_defect(in_flight):
     in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))

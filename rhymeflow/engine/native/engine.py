@@ -128,6 +128,7 @@ class Engine:
             self.pace.behind,
         )
 
+    @torch.inference_mode()
     def submit(self, request: Request) -> None:
         """Queue a request, new or interrupted. Raises `UserError` if the model cannot hold it."""
         assert request.id not in self._sequences, f"request {request.id} is here already"

@@ -8,7 +8,7 @@ import { card, chip, copier, form, labelled, notice, notices, select, table } fr
 import { since } from "../verdicts.js";
 import { bytes, capital, duration, number, plural } from "../words.js";
 
-const WRONG = ["InstanceLeft", "EnvironmentFailed", "RewardFailed"];
+const WRONG = ["InstanceLeft", "EnvironmentFailed", "ProgramLost", "RewardFailed"];
 const MILESTONES = ["VersionPublished", "Evaluated", "InstanceJoined", ...WRONG];
 const STEPS = 80; // fewer than a page has rows
 const HEADINGS = ["time", "event", "", "what", "fields"];

@@ -1,0 +1,232 @@
+"""Runs an agent's program once for each line of JSON that it reads, and writes a line when it ends.
+
+It is run by its path, in any Python from 3.9 on, so it imports the standard library alone. The file
+of a function is imported once, and each run is a fork. All end when this process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import inspect
+import json
+import math
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+Job = dict[str, Any]
+"""What a line says: `id`, `base_url`, `row` and `seed`, or `id` and `kill`."""
+
+
+def main() -> None:
+    """Serve standard input until it closes. The argument is JSON: `call` or `command`."""
+    wanted = json.loads(sys.argv[1])
+    del sys.path[0]  # where this file is: its neighbours are no modules of the program
+    try:
+        program = loaded(wanted["call"]) if "call" in wanted else commanded(wanted["command"])
+    except Exception as error:  # noqa: BLE001 - the user's file may raise anything
+        traceback.print_exc()
+        say({"failed": described(error)})
+        return
+    say({"failed": None})
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-agent-") as directory:
+        Launcher(program, directory).serve()
+
+
+def say(line: Job) -> None:
+    """Write a line to standard output, which nothing else may write to."""
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type and text in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
+
+
+def loaded(spec: str) -> Callable[[Job, str], Any]:
+    """Import `path/to/file.py:function`; return what calls it with the arguments that it names."""
+    path, _, name = spec.rpartition(":")
+    path = os.path.abspath(os.path.expanduser(path))
+    sys.path.insert(0, os.path.dirname(path))  # for imports of its neighbours
+    found = importlib.util.spec_from_file_location("agent", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["agent"] = module
+    found.loader.exec_module(module)
+    function = getattr(module, name)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if "base_url" not in parameters and not takes_all:
+        raise TypeError(f"{name} takes no argument base_url, the address of the policy")
+
+    def call(job: Job, _: str) -> Any:
+        names = ("base_url", "row", "seed")
+        given = {each: job[each] for each in names if takes_all or each in parameters}
+        random.seed(job["seed"])  # a fork would begin with the state of all others
+        value = function(**given)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+    return call
+
+
+def commanded(command: list[str]) -> Callable[[Job, str], Any]:
+    """Return what becomes the command: the row is its standard input, as JSON; the address, the
+    seed and the file for a reward are in its environment."""
+
+    def execute(job: Job, reward: str) -> Any:
+        with tempfile.TemporaryFile(dir=os.path.dirname(reward)) as file:
+            file.write(json.dumps(job["row"]).encode())
+            file.seek(0)
+            os.dup2(file.fileno(), 0)
+        os.environ.update(
+            OPENAI_BASE_URL=job["base_url"],
+            OPENAI_API_KEY="none",
+            RHYMEFLOW_SEED=str(job["seed"]),
+            RHYMEFLOW_REWARD=reward,
+        )
+        os.execvp(command[0], command)
+
+    return execute
+
+
+def checked(value: Any) -> float | None:
+    """Return a reward. Raises `ValueError` if the value is neither a number nor None."""
+    if value is None:
+        return None
+    if not hasattr(value, "__float__") or not math.isfinite(value):
+        raise ValueError(f"it returned {value!r:.100}, should be a finite number or None")
+    return float(value)
+
+
+class Launcher:
+    """The programs that run, by process; each leads a process group."""
+
+    def __init__(self, program: Callable[[Job, str], Any], directory: str) -> None:
+        self._program, self._directory = program, directory
+        self._running: dict[int, tuple[int, int]] = {}
+        """By process: the job's id, and the pipe that the program's result comes from."""
+        self._parent = os.getpid()
+
+    def serve(self) -> None:
+        """Start and end programs until standard input closes; then end all."""
+        woken, wakes = os.pipe()
+        for end in (woken, wakes):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        received = b""
+        try:
+            while True:
+                ready, _, _ = select.select([0, woken], [], [])
+                if woken in ready:
+                    os.read(woken, 4096)
+                    self._reap()
+                if 0 in ready:
+                    if not (data := os.read(0, 1 << 16)):
+                        return
+                    *lines, received = (received + data).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line))
+        finally:
+            for process in self._running:
+                end_group(process)
+
+    def _take(self, job: Job) -> None:
+        if "kill" in job:
+            for process, (id, _) in self._running.items():
+                if id == job["id"]:
+                    end_group(process)
+            return
+        result, writes = os.pipe()
+        process = os.fork()
+        if process == 0:
+            self._run(job, writes)
+        with contextlib.suppress(OSError):  # it has done so, or it has ended
+            os.setpgid(process, process)
+        os.close(writes)
+        os.set_blocking(result, False)
+        self._running[process] = job["id"], result
+
+    def _run(self, job: Job, writes: int) -> None:
+        """Be the program; never returns."""
+        said: Job = {"error": "ended without a result"}
+        try:
+            os.setpgid(0, 0)
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != self._parent:
+                    os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(2, 1)  # what it prints goes to the log
+            said = {"value": checked(self._program(job, self._reward_file(job["id"])))}
+        except BaseException as error:  # noqa: BLE001 - a program may raise anything
+            traceback.print_exc()
+            said = {"error": f"raised {described(error)}"}
+        finally:
+            sys.stderr.flush()
+            os.write(writes, json.dumps(said).encode())
+            os._exit(0)
+
+    def _reap(self) -> None:
+        """Say how the programs ended that have."""
+        while self._running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            if process not in self._running:
+                continue
+            end_group(process)  # what it has started
+            id, result = self._running.pop(process)
+            try:
+                said = os.read(result, 1 << 16)
+            except BlockingIOError:  # what it has started holds the pipe
+                said = b""
+            os.close(result)
+            say({"id": id, **(json.loads(said) if said else self._ending(id, status))})
+
+    def _ending(self, id: int, status: int) -> Job:
+        """Return the result of a program that left none in the pipe: of a command, of what died."""
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            return {"error": f"was killed by {signal.Signals(-code).name}"}
+        if code:
+            return {"error": f"ended with exit code {code}"}
+        path = self._reward_file(id)
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+            os.unlink(path)
+            return {"value": checked(float(text))}
+        except FileNotFoundError:
+            return {"value": None}
+        except ValueError:
+            return {"error": f"wrote {text!r:.100} to RHYMEFLOW_REWARD, should be a finite number"}
+
+    def _reward_file(self, id: int) -> str:
+        return os.path.join(self._directory, f"{id}.reward")
+
+
+def end_group(process: int) -> None:
+    """Kill a program and what it has started, in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

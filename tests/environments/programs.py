@@ -1,0 +1,125 @@
+"""Programs of agents, run in processes of their own: each does what its row says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__)
+
+
+def post(
+    base_url: str, said: list[dict[str, Any]], path="/chat/completions", patience=60, **more: Any
+) -> dict[str, Any]:
+    """The body of an answer."""
+    headers = more.pop("headers", {})
+    body = json.dumps({"messages": said, **more}).encode()
+    request = urllib.request.Request(base_url + path, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=patience) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
+
+
+def ask(base_url: str, said: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The message of an answer."""
+    return post(base_url, said, **more)["choices"][0]["message"]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def talks(base_url, row, seed):
+    """Two turns; then what the policy said first is edited; then another conversation."""
+    begin = [user(row["prompt"])]
+    first = ask(base_url, begin)
+    second = [*begin, first, user("go on")]
+    ask(base_url, second)
+    if row.get("branches"):
+        ask(base_url, [*begin, {**first, "content": "0"}, user("go on")])
+        ask(base_url, [*begin, first, user("or else")])
+        ask(base_url, [user("summary")], max_tokens=2)
+    return sum(each in "02468" for each in first["content"]) / 10
+
+
+def one(base_url, row):
+    return float(len(ask(base_url, [user(row["prompt"])])["content"]))
+
+
+async def misbehaves(base_url, row, seed):  # noqa: C901 - a table
+    """As its row says."""
+    begin = [user("a")]
+    match row["does"]:
+        case "raise":
+            ask(base_url, begin)
+            raise ValueError("no, thank you")
+        case "raise at once":
+            raise ValueError("not today")
+        case "exit":
+            os._exit(3)
+        case "die":
+            os.kill(os.getpid(), 9)
+        case "hang":
+            ask(base_url, begin)
+            time.sleep(1000)
+        case "nothing":
+            return 1.0
+        case "flood":
+            while True:
+                post(base_url, begin)
+        case "text":
+            ask(base_url, begin)
+            return "good"
+        case "leaves a child":
+            subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(1000)  # {seed}"])
+            ask(base_url, begin)
+            return 1.0
+        case "asks wrongly":
+            told = post(base_url, begin, **row["how"])["error"]["message"]
+            if row["said"] not in told:
+                raise ValueError(told)
+
+
+def retries(base_url):
+    """A client that loses patience, and asks again as OpenAI's does."""
+    begin = [user("a")]
+    with contextlib.suppress(TimeoutError):
+        post(base_url, begin, patience=0.3)
+    again = ask(base_url, begin, headers={"x-stainless-retry-count": "1"})
+    return float(again["content"])
+
+
+def at_once(base_url, row):
+    """Four equal calls at once, and one of n = 2."""
+    texts: list[str] = []
+    begin = [user(row["prompt"])]
+    threads = [
+        threading.Thread(target=lambda: texts.append(ask(base_url, begin)["content"]))
+        for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    both = post(base_url, begin, n=2)["choices"]
+    texts += [each["message"]["content"] for each in both]
+    return float(len(set(texts)))
+
+
+if __name__ == "__main__":  # as a command: the row is its input
+    given = json.load(sys.stdin)
+    content = ask(os.environ["OPENAI_BASE_URL"], [user(given["prompt"])])["content"]
+    if given.get("fails"):
+        sys.exit(7)
+    Path(os.environ["RHYMEFLOW_REWARD"]).write_text(f"{len(content)}\n")

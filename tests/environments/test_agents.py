@@ -1,0 +1,236 @@
+"""An agent's programs, their real processes and their real HTTP; the policy is this file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.environments.agents import Agents, AgentTask
+from rhymeflow.environments.episode import Episode
+from rhymeflow.environments.messages import Rewarded
+from rhymeflow.errors import UserError
+from rhymeflow.store.branches import Asked, stretches
+from rhymeflow.utils.child import descendants
+from tests.environments.programs import FILE
+from tests.environments.test_rendering import CHATML, FORGETS, ids, tokenizer
+from tests.refused import refusal
+
+CHAT = tokenizer(CHATML)
+END = "<|im_end|>"
+
+
+class Play:
+    """Episodes of one agent, whose turns are given as text."""
+
+    def __init__(self, agents: Agents, tok: Any) -> None:
+        self.agents, self.tok = agents, tok
+        self.turns: dict[str, list[list[int]]] = {}
+        self.asked: dict[str, list[Any]] = {}
+
+    def next(self) -> AgentTask:
+        """The next task that is finished."""
+        until = time.monotonic() + 30
+        while not (done := self.agents.poll(time.monotonic())):
+            assert time.monotonic() < until
+            self.agents.wait(0.1)
+        (task,) = done
+        return task
+
+    def send(self, key: str, wants: str, columns: dict[str, Any], room: int = 300) -> None:
+        observed = [each.observed() for each in self.asked[key]]
+        columns = dict(columns)
+        prompt = columns.pop("prompt", "begin")
+        episode = Episode(key, 5, 0, prompt, columns, self.turns[key], observed)
+        task = self.agents.task(episode, wants, room)
+        task.logprobs = [-1.0] * len(self.turns[key][-1])
+        self.agents.submit(task)
+
+    def episode(self, says: Callable[[int], str], key: str = "3.1", room=300, **columns: Any):
+        """Play to the end; return the reward, or the error."""
+        self.turns[key], self.asked[key] = [[]], []
+        self.send(key, "answer", columns, room)
+        while True:
+            task = self.next()
+            if task.error is not None:
+                return task.error
+            if isinstance(task.result, Rewarded):
+                return task.result.value
+            if task.observed() == "stop":
+                self.send(key, "reward", columns)
+                continue
+            self.asked[key].append(task)
+            self.turns[key].append(ids(self.tok, says(len(self.asked[key]))))
+            self.send(key, "answer", columns, room)
+
+    def read(self, key: str = "3.1") -> list[str]:
+        """What the policy read before each turn, as text."""
+        row: list[int] = []
+        calls, texts = [], []
+        for asked, turn in zip(self.asked[key], self.turns[key][1:], strict=True):
+            calls.append(Asked(len(row), len(row) + len(asked.observed()), asked.follows))
+            row += asked.observed()
+            parts = stretches(calls, len(row))
+            texts.append(self.tok.decode([t for a, b in parts for t in row[a:b]]))
+            row += turn
+        return texts
+
+
+@pytest.fixture
+def playing(tmp_path) -> Iterator[Callable[..., Play]]:
+    started: list[Agents] = []
+
+    def start(agent: Any, tok: Any = CHAT, **fields: Any) -> Play:
+        name = f"{FILE}:{agent}" if isinstance(agent, str) else agent
+        section = {"agent": name, "timeout": 20.0, **fields}
+        config = Config.model_validate(
+            {
+                "environment": section,
+                "reward": {"functions": []},
+                "rollout": {"max_completion_length": 120},
+            }
+        )
+        agents = Agents(config, tok, tmp_path / "log")
+        started.append(agents)
+        agents.start()
+        return Play(agents, tok)
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_a_conversation_goes_on_with_its_own_tokens_and_any_other_begins_anew(playing):
+    play = playing("talks")
+    says = ["4 2", "22", "x", "y", "z"]
+    assert play.episode(lambda n: f"{says[n - 1]}{END}", prompt="a", branches=True) == 0.2
+    head = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    on = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    first, second, edited, other, summary = play.read()
+    assert first == head
+    assert second == head + "4 2" + on.format("go on")
+    assert edited == head + "0" + on.format("go on")
+    assert other == head + "4 2" + on.format("or else")
+    assert summary == head.replace("\na<", "\nsummary<")
+    calls = play.asked["3.1"]
+    end = len(ids(CHAT, head + f"4 2{END}"))
+    assert [each.follows for each in calls] == [0, end, 0, end, 0]
+    assert [each.max_turn_tokens for each in calls] == [None] * 4 + [2]
+    assert calls[0].result.figures.seconds > 0
+
+
+def test_a_template_that_forgets_has_sequences_of_its_own(playing):
+    play = playing("talks", tokenizer(FORGETS))
+    turn = f"so</think>4{END}"
+    play.episode(lambda n: turn, prompt="a")
+    assert [each.follows for each in play.asked["3.1"]] == [0, 0]
+    assert "so" not in play.read()[1]
+
+
+def test_calls_at_once_are_turns_one_after_the_other(playing):
+    play = playing("at_once")
+    assert play.episode(lambda n: f"{n}{END}", prompt="a") == 6.0
+    assert len({text for text in play.read()}) == 1
+    assert [each.follows for each in play.asked["3.1"]] == [0] * 6
+
+
+def test_a_client_that_asks_again_gets_the_turn_that_it_asked_for_before(playing):
+    def slowly(number: int) -> str:
+        time.sleep(0.6)
+        return f"{number}{END}"
+
+    play = playing("retries")
+    assert play.episode(slowly) == 1.0
+    assert len(play.asked["3.1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("raise", "raised ValueError: no, thank you"),
+        ("raise at once", "raised ValueError: not today"),
+        ("exit", "ended with exit code 3"),
+        ("die", "was killed by SIGKILL"),
+        ("nothing", "ended without a call to the policy"),
+        ("flood", "made more calls than environment.max_turns = 4"),
+        ("text", "raised ValueError: it returned 'good', should be a finite number or None"),
+    ],
+)
+def test_what_a_program_does_wrong_is_an_error_and_no_reward(playing, does, said):
+    play = playing("misbehaves", max_turns=4)
+    assert play.episode(lambda n: f"x{END}", does=does) == f"the agent of 3.1 {said}"
+
+
+def test_a_program_that_does_not_call_is_given_up(playing):
+    play = playing("misbehaves", timeout=0.5)
+    said = play.episode(lambda n: f"x{END}", does="hang")
+    assert said == "the agent of 3.1 made no call for environment.timeout = 0.5 seconds"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"temperature": 0.5}, "the run samples with rollout.temperature = 1"),
+        ({"stop": ["x"]}, "own stop token only"),
+        ({"messages": [{"role": "user", "content": "long " * 100}]}, "maximum context length is"),
+        ({"seed": 3}, "run.seed"),
+        ({"path": "/embeddings"}, "there is GET /v1/models, and POST to"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(playing, how, said):
+    """It is no turn: an episode of such calls alone has none."""
+    play = playing("misbehaves")
+    told = play.episode(lambda n: f"x{END}", does="asks wrongly", how=how, said=said, room=100)
+    assert told == "the agent of 3.1 ended without a call to the policy"
+
+
+def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):
+    play = playing([sys.executable, str(FILE)])
+    assert play.episode(lambda n: f"four{END}", prompt="a") == 4.0
+    failed = play.episode(lambda n: f"four{END}", key="3.2", prompt="a", fails=True)
+    assert failed == "the agent of 3.2 ended with exit code 7"
+
+
+def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(playing):
+    play = playing("misbehaves")
+    assert play.episode(lambda n: f"x{END}", does="leaves a child") == 1.0
+    play.turns["9.9"], play.asked["9.9"] = [[]], []
+    play.send("9.9", "answer", {"does": "hang"})
+    play.next()
+    launcher = play.agents._launcher.pid
+    assert len(descendants(launcher)) == 1
+    play.agents.drop(["9.9"])
+    until = time.monotonic() + 10
+    while descendants(launcher):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_an_episode_whose_program_is_gone_is_lost(playing):
+    play = playing("one")
+    play.turns["4.0"], play.asked["4.0"] = [[], [1, 2]], []
+    for wants in ("answer", "reward"):
+        play.send("4.0", wants, {})
+        task = play.next()
+        assert task.is_lost
+        assert task.error == "the agent of 4.0 was lost with the process that ran it"
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (f"{FILE}:user", "takes no argument base_url, the address of the policy"),
+        (f"{FILE}:nobody", "has no attribute 'nobody'"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused(tmp_path, agent, said):
+    config = Config.model_validate({"environment": {"agent": agent}})
+    agents = Agents(config, CHAT, tmp_path / "log")
+    assert said in refusal(agents.start)
+    agents.close()
+    with pytest.raises(UserError, match="no chat template"):
+        Agents(config, tokenizer(None), tmp_path / "log")
