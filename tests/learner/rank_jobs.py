@@ -162,13 +162,15 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
     return learner.skipped[0], all(torch.equal(before[n], after[n]) for n in before)
 
 
-def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
+def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, dict, bool]:
+    """Also what the critic has, but for its head, which is not in them."""
     rows = WeightRows(ModelConfig(name=str(model)))
     learner = Learner(
-        rows.skeleton(), None, learner_config(), rollout_config(), torch.float32, ranks,
-        read=rows.read,
+        rows.skeleton(), None, learner_config(algorithm="ppo"), rollout_config(), torch.float32,
+        ranks, read=rows.read, critic=rows.skeleton(),
     )  # fmt: skip
-    return whole_weights(learner), rows._whole is None
+    critics = {n: p.full_tensor() for n, p in learner._critic.optimizer._parameters.items()}
+    return whole_weights(learner), critics, rows._whole is None
 
 
 def train_adapters(ranks: Ranks, given: list[tuple[ModelConfig, torch.dtype]]) -> list[tuple]:

@@ -15,6 +15,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms.gae import Estimates
 from rhymeflow.learner.algorithms.losses import check_parts
 from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.packing import pack
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from tests.learner.builders import close, made_up_batch, tiny_learner, tiny_model
@@ -85,6 +86,18 @@ def test_values_advantages_and_gradients_are_those_of_a_slow_formula() -> None:
     assert metrics["value/clip_ratio"] == 0.0
 
 
+def test_the_kl_of_a_token_is_taken_from_its_own_reward() -> None:
+    """While values are 0, an advantage is the sum of all rewards from there on."""
+    given = {"beta": 0.2, "kl_in": "reward", "kl_estimator": "k1", "lam": 1.0}
+    learner, batch = ppo(scale_rewards="none", **given), made_up_batch()
+    learner._reference.model.load_state_dict(tiny_model(seed=5).state_dict())
+    for sample, found in zip(batch, learner._advantages(batch).of_tokens, strict=True):
+        (row,) = pack([sample], [0], 1000)
+        kl = learner._policy.score(row)[0] - learner._reference.score(row)[0]
+        expected = sample.reward - 0.2 * kl.flip(0).cumsum(0).flip(0)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_explained_variance() -> None:
     def of(*values: float) -> float:
         returns = [np.array([0.0, 1.0]), np.array([2.0])]
@@ -109,6 +122,7 @@ def test_a_critic_warms_up_alone_and_learns_the_returns() -> None:
     assert rows[-1]["value/explained_variance"] > 0.5
     assert rows[-1]["value/loss"] < 0.5 * rows[0]["value/loss"]
     assert {row["grad_norm"] for row in rows} == {0.0}
+    assert learner.charged[True] == learner.charged[False], "the policy has no backward pass"
     assert learner.train(batch, 25)["grad_norm"] > 0.0
     assert not equal(begun, learner.rows())
 

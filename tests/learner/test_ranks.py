@@ -113,10 +113,12 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 
 def test_rows_come_from_the_models_files(tmp_path):
     tiny_model("qwen2", tied=False).save_pretrained(tmp_path)
-    (found, is_by_rows), _ = on_ranks(2, rank_jobs.fill_from_files, tmp_path)
+    (found, critics, is_by_rows), _ = on_ranks(2, rank_jobs.fill_from_files, tmp_path)
     assert is_by_rows
     expected = dict(tiny_model("qwen2", tied=False).named_parameters())
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+    expected["lm_head.weight"] = torch.zeros(1, 32)
+    assert all(torch.equal(critics[name], value) for name, value in expected.items())
 
 
 @pytest.fixture
