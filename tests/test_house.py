@@ -63,7 +63,7 @@ def test_the_whole_keeps_its_budget() -> None:
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 347
+    assert len(python_files(PACKAGE)) <= 354
 
 
 def test_a_name_is_that_of_one_class() -> None:
