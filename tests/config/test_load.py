@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -81,6 +81,7 @@ def sections(section: type[Section]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional=parts)
 
 
+@settings(max_examples=50)
 @given(sections(Config))
 @example({"name": "\x85"})
 @example({"data": {"options": {"": float("inf"), "a": [-float("inf")]}}})
