@@ -27,7 +27,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 56_185, "tests": 41_479, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 56_185, "tests": 41_500, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
