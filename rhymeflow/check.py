@@ -28,6 +28,7 @@ from rhymeflow.models.adapter_files import adapter_for, check_trained
 from rhymeflow.models.source import check_files, of_teacher
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
+from rhymeflow.sandbox import programs
 from rhymeflow.store import previous_run
 from rhymeflow.suites.suite import (
     RUN,
@@ -111,6 +112,14 @@ def check_adapter(config: Config) -> None:
         )
 
 
+def walls_note(config: Config) -> str | None:
+    """Return a sentence about the walls around programs of the policy, if the run has any."""
+    names = [each.function for part in reward_sections(config).values() for each in part]
+    for section in environment_sections(config).values():
+        names += [*section.tools, *(each.environment for each in section.classes)]
+    return programs.described() if any("code_execution" in each for each in names) else None
+
+
 def check_workers_here(config: Config) -> None:
     """Raise `UserError` if workers run on this machine, and it has too few GPUs or no vLLM."""
     if not is_elsewhere(config):
@@ -176,7 +185,7 @@ def everything(config: Config) -> Checked:
     for name, functions in reward_sections(config).items():
         first = sources[name][1][0]
         rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
-    notes.append(unseen_tokens(config, tokenizer))
+    notes += [unseen_tokens(config, tokenizer), walls_note(config)]
     said = list(dict.fromkeys(filter(None, notes)))
     return Checked(tokenizer, prompts, suites, max(lengths), rewards, said)
 

@@ -16,6 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
 from rhymeflow.placement import check_gpus
+from rhymeflow.sandbox import programs
 from rhymeflow.utils import code_cache, shared_memory
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.utils.disk import check_writable
@@ -29,6 +30,8 @@ def examine(config: Config | None = None) -> str:
     """Return the findings, one line each: `ok`, `--` (optional, missing) or `!!` (a problem).
     `config`: a run, of which the number of GPUs is compared."""
     lines = [*_machine(), *_torch(), *_shared_memory(), *_limits(), *_extras(), *_gpus(config)]
+    sign = "ok" if programs.standing()[0] == "namespaces" else "--"
+    lines.append(f"{sign}  code_execution: {programs.described()}")
     return "\n".join(lines)
 
 

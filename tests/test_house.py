@@ -16,9 +16,10 @@ ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_487, "core": 3_818,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
     "engine": 4_107,
-    "environments": 3_593, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_295,
+    "environments": 3_636, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_295,
     "memory.py": 441, "models": 2_263, "observe": 3_442, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 552, "reward": 950, "runtime": 5_149, "sft": 500, "sim": 3_165,
+    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_151, "sandbox": 406,
+    "sft": 500, "sim": 3_165,
     "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 922, "utils": 1_390, "weights": 1_885,
     "workers": 2_283,
 }  # fmt: skip
@@ -27,7 +28,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 56_185, "tests": 41_500, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 56_800, "tests": 42_046, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -63,7 +64,7 @@ def test_the_whole_keeps_its_budget() -> None:
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 354
+    assert len(python_files(PACKAGE)) <= 359
 
 
 def test_a_name_is_that_of_one_class() -> None:

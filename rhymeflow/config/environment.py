@@ -43,8 +43,8 @@ class EnvironmentConfig(Section):
     `rhymeflow.environments.Environment`, or `reset` and public methods that are tools, as in
     TRL."""
     tools: tuple[str, ...] = ()
-    """Functions that the policy may call, named as in `classes`. The chat template describes them
-    to the policy."""
+    """Functions that the policy may call, named as in `classes`, or `code_execution`. The chat
+    template describes them to the policy."""
     agent: str | tuple[str, ...] | None = None
     """A program that calls the policy by HTTP, in place of classes and tools: a function
     (`path/to/file.py:function`) or a command, as text or as a list. Each response is a run of it;
@@ -99,7 +99,7 @@ class RewardFunction(Section):
 
     function: str
     """`path/to/file.py:function`, a dotted name, or a built-in: `exact_match`, `math_verify`,
-    `regex`, `reasoning_gym`, `llm_judge`, `reward_model`, `recipe:NAME`."""
+    `regex`, `code_execution`, `reasoning_gym`, `llm_judge`, `reward_model`, `recipe:NAME`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = {}

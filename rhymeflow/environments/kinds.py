@@ -12,6 +12,7 @@ from rhymeflow.config import EnvironmentClass, EnvironmentConfig
 from rhymeflow.data.encode import Schema
 from rhymeflow.data.generators import task_module
 from rhymeflow.environments import Environment
+from rhymeflow.environments.code_execution import CodeExecution
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from rhymeflow.utils.user_modules import function_of, imported
@@ -43,7 +44,10 @@ def load_kinds(config: EnvironmentConfig) -> list[Kind]:
     """Import classes and tools; [] if there are none. Raises `UserError` if one cannot be used."""
     functions: dict[str, Callable[..., Any]] = {}
     for spec in config.tools:
-        function = imported(spec, f"tool {spec}")
+        if spec == "code_execution":
+            function = CodeExecution().code_execution
+        else:
+            function = imported(spec, f"tool {spec}")
         name = getattr(function, "__name__", "")
         if not inspect.isroutine(function):
             raise UserError(f"tool {spec}: is a {type(function).__name__}, not a function")

@@ -45,6 +45,7 @@ from rhymeflow.environments.messages import (
 from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.pool import GRACE_SECONDS, Begun, Close, Failure, Late, clipped, encodable, encode
+from rhymeflow.sandbox.programs import SandboxFailed
 from rhymeflow.utils.user_values import Arguments, described, reward_number, shown
 
 
@@ -173,7 +174,8 @@ class LiveEnvironment:
         try:
             return str(await self._call(tool, **arguments)), False
         except CallFailed as error:
-            if self._config.on_tool_error == "fail":
+            is_ours = isinstance(error.__context__, SandboxFailed)
+            if self._config.on_tool_error == "fail" or is_ours:
                 raise CallFailed(f"tool {call.name} {error}") from None
             return f"Error: {error.raised}", True
 

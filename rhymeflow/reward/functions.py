@@ -19,12 +19,13 @@ from rhymeflow.data.generators import task_module
 from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import SCORERS, content
+from rhymeflow.reward.code_execution import code_execution
 from rhymeflow.reward.llm_judge import llm_judge
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.utils.user_modules import function_of, imported
 from rhymeflow.utils.user_values import Arguments, described, reward_numbers
 
-BUILT_IN: dict[str, Callable[..., Any]] = {**SCORERS, "llm_judge": llm_judge}
+BUILT_IN: dict[str, Any] = {**SCORERS, "code_execution": code_execution, "llm_judge": llm_judge}
 """Factories of the built-in functions by name."""
 
 TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
@@ -80,6 +81,8 @@ class Judge:
         if self._name in BUILT_IN:
             self._function = _built_in(config, where)
             self._takes = Arguments(self._function)
+            if "log_metric" in self._takes.names:
+                self._adds = TRAINER_ARGUMENTS
             return
         self._function = _imported(self._name, where)
         self._takes = Arguments(self._function)

@@ -165,6 +165,8 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
     notes.append(tokenizers.unseen_tokens(config, tokenizer))
     for note in dict.fromkeys(filter(None, notes)):
         reporter.warn(note)
+    if walls := check.walls_note(config):
+        reporter.say(walls)
     return Loaded(tokenizer, prompts, suites)
 
 

@@ -18,6 +18,7 @@ from rhymeflow.sim.workload import workload
 RECIPES = {
     "qwen3_1gpu": 1,
     "qwen3_8b_1gpu": 1,
+    "code": 1,
     "qwen3_8gpus": 8,
     "qwen2.5_7b_2x8": 16,
     "qwen3_8b_2x8": 16,

@@ -1,0 +1,1 @@
+"""Runs programs that the policy wrote, behind walls: processes of their own that reach nothing."""
