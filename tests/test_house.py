@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rhymeflow"
 ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_487, "core": 3_818,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
-    "engine": 4_107,
+    "engine": 4_117,
     "environments": 3_636, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_295,
     "memory.py": 441, "models": 2_263, "observe": 3_442, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_151, "sandbox": 406,
@@ -28,7 +28,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 56_800, "tests": 42_046, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 56_812, "tests": 42_056, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

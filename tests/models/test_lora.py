@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from rhymeflow import check, memory
 from rhymeflow.config import LoraConfig, ModelConfig
 from rhymeflow.engine.native import body
+from rhymeflow.engine.vllm.supported import check_supported
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for
 from rhymeflow.models.load import load_model
@@ -27,6 +28,7 @@ from rhymeflow.models.lora import (
     without_adapter,
 )
 from tests.engine.models import make_engine, make_requests, run, tiny_model
+from tests.learner.builders import tiny_model as mixture
 from tests.refused import refusal
 from tests.runtime.tiny import tiny_config
 
@@ -202,6 +204,14 @@ def test_other_adapters_are_refused(tmp_path, changes, message):
 def test_vllm_has_no_place_for_some(tmp_path, fields, message):
     config = tiny_config(tmp_path, model={"lora": fields}, rollout={"engine": "vllm"})
     assert message in refusal(check.check_adapter, config)
+
+
+def test_vllm_does_not_compute_experts_beside_an_adapter(tmp_path):
+    mixture("qwen3_moe").save_pretrained(tmp_path / "mixture")
+    model = {"name": str(tmp_path / "mixture"), "lora": {"rank": 2}}
+    config = tiny_config(tmp_path, model=model, rollout={"engine": "vllm"})
+    assert "an adapter of a mixture of experts" in refusal(check_supported, config, {})
+    check_supported(config.changed(model={"lora": LoraConfig()}), {})
 
 
 def test_a_dry_run_compares_the_adapter_too(tmp_path, monkeypatch):

@@ -19,9 +19,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
+from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.families import carries_state
 from rhymeflow.models.load import load_config
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of a mixture's configuration; beside an adapter vLLM computes experts in another way."""
 _SECONDS = 120
 """Time that vLLM may take to be imported; usually five seconds."""
 _ASK = """
@@ -54,6 +57,13 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
     names = architectures(hf_config)
     modules = [known[name] for name in names if name in known]
     is_own = any(not module.endswith(".transformers") for module in modules)
+    text_config = hf_config.get_text_config()
+    has_experts = any(getattr(text_config, name, None) for name in _EXPERTS)
+    if has_experts and adapter_for(config.model) is not None:
+        raise UserError(
+            f"model.lora: vLLM {SUPPORTED} is not used for an adapter of a mixture of experts, as "
+            f"model.name = {config.model.name!r} is; rollout.engine = 'native' samples from it"
+        )
     if not carries_state(hf_config.to_dict()):
         return
     if config.rollout.vllm_tensor_parallel_size > 1:
