@@ -53,6 +53,28 @@ def talks(base_url, row, seed):
     return sum(each in "02468" for each in first["content"]) / 10
 
 
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+
+
+def uses_tools(base_url, row):
+    """Answers a call, as the client of OpenAI sends it back."""
+    begin = [user(row["prompt"])]
+    turn = ask(base_url, begin, tools=[ADD])
+    [call] = turn["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + 1)}
+    said = ask(base_url, [*begin, turn, answer], tools=[ADD])["content"]
+    ask(base_url, [*begin, turn, answer])  # without tools it is another conversation
+    return float(said)
+
+
 def one(base_url, row):
     return float(len(ask(base_url, [user(row["prompt"])])["content"]))
 

@@ -123,6 +123,21 @@ def test_a_conversation_goes_on_with_its_own_tokens_and_any_other_begins_anew(pl
     assert calls[0].result.figures.seconds > 0
 
 
+def test_what_a_tool_answers_follows_the_call_as_it_was_written(playing):
+    """Two spaces in the call, which no encoding of the conversation would have, are still there."""
+    play = playing("uses_tools")
+    call = 'so <tool_call>{"name":  "add", "arguments": {"a": 41}}</tool_call>'
+    says = [call, "42", "43"]
+    assert play.episode(lambda n: f"{says[n - 1]}{END}", prompt="add to a") == 42.0
+    first, second, third = play.read()
+    assert second == (
+        f"{first}{call}<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [each.follows == 0 for each in play.asked["3.1"]] == [True, False, True]
+    assert call not in third
+    assert [each.result.figures.calls for each in play.asked["3.1"]] == [0, 1, 0]
+
+
 def test_a_template_that_forgets_has_sequences_of_its_own(playing):
     play = playing("talks", tokenizer(FORGETS))
     turn = f"so</think>4{END}"
