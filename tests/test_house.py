@@ -25,7 +25,7 @@ ROOMS = {
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 500
+ELSEWHERE = 508
 """Lines of all other files at the first level together."""
 
 TOTALS = {"rhymeflow": 56_812, "tests": 42_093, "benchmarks": 8_331}

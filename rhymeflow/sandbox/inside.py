@@ -219,11 +219,9 @@ def run(task: dict[str, Any], test: dict[str, Any], until: float) -> dict[str, A
         raise OSError(problem.decode())
     ended = "" if not code else f"exit code {code}" if code > 0 else f"signal {-code}"
     ended = "out of time" if not in_time or code == -signal.SIGXCPU else ended
-    passed = not ended and report == word
     texts = [each.decode(errors="replace") for each in (out, err, report)]
-    return {"ended": ended, "passed": passed} | dict(
-        zip(("out", "err", "report"), texts, strict=True)
-    )
+    shown = dict(zip(("out", "err", "report"), texts, strict=True))
+    return {"ended": ended, "passed": not ended and report == word, **shown}
 
 
 def main() -> None:
