@@ -71,7 +71,7 @@ CASES = {
     "frozen": (FROZEN, steps(0, 2)),
     "whole responses": (RESPONSES, steps(0, 2)),
     "groups ahead of their batch": ({"loss_type": "grpo"}, steps(0, 5, "train early")),
-    "adapter": (MUCH | {"lora": 4}, steps(0, 4)),
+    "adapter": (MUCH | {"lora": 4}, steps(0, 2)),
     "bfloat16": ({"dtype": torch.bfloat16}, steps(0, 4)),
 }
 
