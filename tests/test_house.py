@@ -28,7 +28,7 @@ ROOMS = {
 ELSEWHERE = 508
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 56_812, "tests": 42_097, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 56_812, "tests": 42_100, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
