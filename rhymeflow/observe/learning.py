@@ -117,7 +117,9 @@ class Learning:
         parts = WeightedSum(config.reward.functions, world.judges).weights
         batch = config.learner.groups_per_batch, config.rollout.num_generations
         self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
-        self._left_out = () if config.trains_on_rewards else (_constant, _no_spread)
+        compares = config.learner.advantage not in ("reward", "gae") and config.trains_on_rewards
+        is_without = {_constant: not config.trains_on_rewards, _no_spread: not compares}
+        self._left_out = {rule for rule, is_out in is_without.items() if is_out}
         self.now: list[Verdict] = []
         self.last_step = 0
         """The last step that was taken in."""

@@ -83,6 +83,13 @@ def test_a_run_that_learns_is_not_accused() -> None:
     assert names(learning) == []
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_plus_plus"])
+def test_responses_that_are_not_compared_in_their_group_need_no_spread(algorithm: str) -> None:
+    flat = [{"frac_reward_zero_std": 1.0}] * WINDOW
+    assert names(after(*flat, more={"learner.algorithm": algorithm})) == []
+    assert names(after(*flat)) == ["no spread of rewards"]
+
+
 def test_rewards_that_were_never_anything_else_are_0() -> None:
     nothing = {**GOOD, "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
     learning = Learning(read_config("demo"))
