@@ -340,7 +340,7 @@ def test_help_has_the_sections_and_the_common_fields(capsys: pytest.CaptureFixtu
         assert f"\n{section}: " in text
     for path in pages.COMMON:
         assert f"--{path} [" in text
-    assert "--learner.learning_rate [1e-06]\n      Peak learning rate of AdamW.\n" in text
+    assert "--learner.learning_rate [1e-06]\n      Peak learning rate of the optimizer.\n" in text
     assert "--learner.adam_beta1" not in text
     assert "rhymeflow train --model DIR_OR_HUB_NAME --data FILE --reward FILE.py:FUNCTION" in text
     assert max(map(len, text.splitlines())) <= 80

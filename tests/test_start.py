@@ -33,9 +33,9 @@ def test_it_can_be_followed_to_its_end(tmp_path: Path) -> None:
             assert done.returncode == 0, (command, done.stderr)
             printed[command] = done.stdout
     shown = printed["rhymeflow inspect first"]
-    assert shown.index("held-out reward") < shown.index("Best of step 6: ")
+    assert shown.index("held-out reward") < shown.index("Best of step 4: ")
     assert max(map(cell_len, shown.splitlines())) <= 80
     assert (tmp_path / "first.png").stat().st_size > 10_000
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
-    assert summary["steps"] == 5
+    assert summary["steps"] == 3
     assert summary["staleness_max"] <= 1

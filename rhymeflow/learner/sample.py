@@ -74,7 +74,8 @@ class Sample:
 
 def owners(batch: Sequence[Sample]) -> np.ndarray:
     """Return the number of each sample's response, in the order of the batch, int64 [N]."""
-    numbers: np.ndarray = np.cumsum([sample.sequence == 0 for sample in batch]) - 1
+    begins = np.array([sample.sequence == 0 for sample in batch], dtype=np.int64)
+    numbers: np.ndarray = np.cumsum(begins) - 1
     return numbers
 
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from benchmarks import gpu
+from benchmarks.faults.run import Finished
 from benchmarks.gpus import device, exchange, policy, runs
 
 
@@ -60,10 +61,11 @@ def test_traces_can_be_read(args, tmp_path) -> None:
             assert json.load(file)["traceEvents"]
 
 
-@pytest.mark.slow
-def test_a_whole_run_is_audited_and_made_on_one_rank_and_two(args, monkeypatch) -> None:
-    found = results(lambda args: runs.whole_run(args, {"learner.max_steps": "1"}), args)
-    assert "1 steps, 0 kills" in found.values()
+def test_what_the_audit_finds_is_said_and_a_run_is_of_one_rank_and_two(args, monkeypatch) -> None:
+    broken = Finished([], ["law 2: lost"], 0, 0.0, 0)
+    monkeypatch.setattr(runs, "run_with_faults", lambda config, plan: broken)
+    said = [*runs.whole_run(args, {"learner.max_steps": "1"})]
+    assert said[0][1:] == ("law 2: lost", "all laws hold", False)
     whole = lambda args, fields: iter([(fields["learner.num_ranks"], 0.0)])  # noqa: E731
     monkeypatch.setattr(runs, "whole_run", whole)
     assert [*results(runs.ranks, args)] == ["1", "2"]

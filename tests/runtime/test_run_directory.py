@@ -118,6 +118,7 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         "emulation.reward_seconds", "emulation.environment_seconds",
         "learner.reward_clip", "learner.advantage_clip", "learner.dual_clip", "learner.delta",
         "learner.importance_sampling_floor", "learner.off_policy_mask_threshold",
+        "environment.agent", "environment.agent_python",
     }, "each of them means none, no limit, or what suits the device"  # fmt: skip
     assert (found.schedule.max_staleness, found.schedule.routing) == (1, "waterfall")
     assert (found.data.size, found.data.eval_size, found.data.chat_template) == (10, 2, False)

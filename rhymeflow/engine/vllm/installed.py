@@ -14,6 +14,7 @@ from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
+from rhymeflow.utils.extras import how_to_install
 
 SUPPORTED = "0.32"
 """The minor version of vLLM that this engine was written for and is tested with."""
@@ -62,8 +63,9 @@ def check_installed(config: Config) -> None:
     version = next((versions[name] for name in _VLLM if versions[name]), None)
     if version is None:
         raise UserError(
-            f"rollout.engine = 'vllm': {where} has no vLLM. On a GPU: pip install "
-            f"'rhymeflow[vllm]'; on CPUs: {INSTALL}, then --rollout.python .venv-vllm/bin/python"
+            f"rollout.engine = 'vllm': {where} has no vLLM. On a GPU: "
+            f"{how_to_install('vllm')}; on CPUs: {INSTALL}, then --rollout.python "
+            ".venv-vllm/bin/python"
         )
     if not version.startswith(f"{SUPPORTED}."):
         raise UserError(
