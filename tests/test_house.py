@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rhymeflow"
 ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_487, "core": 3_818,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
-    "engine": 4_118,
+    "engine": 4_119,
     "environments": 3_636, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_296,
     "memory.py": 441, "models": 2_263, "observe": 3_444, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_151, "sandbox": 408,
