@@ -110,7 +110,7 @@ def trls(folder: Path) -> dict[str, Any]:
         elif done.returncode:
             raise SystemExit(done.stderr[-2000:])
     steps = [json.loads(line) for line in log.read_text().splitlines()]
-    last = {step: rows for step, rows in steps}  # what was done again replaces the first time
+    last = dict(steps)  # what was done again replaces the first time
     trained = Counter(row for rows in last.values() for row in rows)
     asked = sum(len(rows) for _, rows in steps)
     return {**counted(trained), "kills": kills, "asked": asked}

@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found: set[Path] = set()
     while waiting:
         page = waiting.pop()
-        for target in {target for _, target in linked(page)} - found:
+        for target in {*linked(page)} - found:
             if target.is_relative_to(ROOT / "docs"):
                 continue
             found.add(target)
@@ -91,12 +91,12 @@ def repository_path(uri: str) -> Path | None:
     return path if path.exists() else None
 
 
-def linked(page: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the links of a page and the files that they name, in the repository."""
+def linked(page: Path) -> Iterator[Path]:
+    """Yield the files of the repository that a page links to."""
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         target = (page.parent / link).resolve()
         if target.exists() and target.is_relative_to(ROOT):
-            yield link, target
+            yield target
 
 
 def shown(path: Path) -> str:

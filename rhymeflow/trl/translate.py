@@ -262,7 +262,7 @@ def _saving(given: Values, length: RunLength) -> dict[str, Any]:
         saves = evaluates  # the best checkpoint is known after an evaluation
     trackers = [tracker for tracker in given["report_to"] or () if tracker != "none"]
     is_named = given["project"] != "huggingface"  # TRL's default
-    uses_project = not {*TRACKERS}.difference({"tensorboard"}).isdisjoint(trackers)
+    uses_project = any(tracker != "tensorboard" for tracker in trackers)
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise UserError(

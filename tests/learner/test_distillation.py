@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
-import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from rhymeflow.learner.packing import empty_row, pack
 from rhymeflow.learner.ranks import ALONE
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.teacher import ServedTeacher
-from rhymeflow.utils import openai_api
 from tests.learner import rank_jobs
 from tests.learner.builders import (
     VOCAB,
@@ -36,6 +32,7 @@ from tests.learner.builders import (
 from tests.learner.rank_jobs import on_ranks
 from tests.learner.test_algorithms import same_metrics_but_packing
 from tests.learner.test_logprobs import _Largest
+from tests.openai_servers import KEY, Server, serving
 from tests.refused import refusal
 
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())["distillation"]
@@ -243,60 +240,21 @@ def test_tokens_times_vocabulary_never_exists():
 
 # -- a server --------------------------------------------------------------------------------------
 
-KEY = "sk-not-to-be-seen"
 
-
-class Handler(BaseHTTPRequestHandler):
-    """Says of a token that its log-probability is minus its place and a hundredth of itself."""
-
-    def do_POST(self):
-        server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.asked.append((self.path, self.headers.get("Authorization"), body))
-            server.at_once += 1
-            server.most_at_once = max(server.most_at_once, server.at_once)
-            code = server.errors.pop() if server.errors else 200
-        time.sleep(server.seconds)
-        with server.lock:
-            server.at_once -= 1
-        said = [
-            {str(token): {"logprob": -i - token / 100}, "999": {"logprob": -0.5}}
-            for i, token in enumerate(body["prompt"])
-        ]
-        server.spoil(said)
-        answer = {"choices": [{"prompt_logprobs": [None, *said[1:]]}]}
-        text = json.dumps(answer if code == 200 else {"error": "not now"}).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked, self.errors, self.seconds, self.spoil = [], [], 0.0, lambda said: None
-        self.at_once = self.most_at_once = 0
-        self.lock = threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-    def handle_error(self, *_):
-        """Who asked has gone, as a test wants it."""
+def prompt_logprobs(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    """A token's log-probability is minus its place and a hundredth of itself."""
+    said = [
+        {str(token): {"logprob": -i - token / 100}, "999": {"logprob": -0.5}}
+        for i, token in enumerate(body["prompt"])
+    ]
+    server.spoil(said)
+    return {"prompt_logprobs": [None, *said[1:]]}
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(openai_api, "WAIT_SECONDS", 0.01)
-    made = Server()
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with serving(monkeypatch, prompt_logprobs) as made:
+        yield made
 
 
 def asked_of(server: Server, rows: list, **options: Any) -> list[torch.Tensor]:

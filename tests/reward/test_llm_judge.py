@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.reward.functions import Judge, NotAReward
-from rhymeflow.utils import openai_api
+from tests.openai_servers import KEY, serving
 from tests.reward import judged
 
-KEY = "sk-not-to-be-seen"
 
-
-class Server(ThreadingHTTPServer):
-    """Answers with the length of what stands in quotes, after as many errors as it is told."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked, self.errors, self.seconds, self.says = [], [], 0.0, "I would say {}."
-        self.at_once = self.most_at_once = 0
-        self.lock = threading.Lock()
-
-    def handle_error(self, *_):
-        """Who asked has gone, as a test wants it."""
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.asked.append((self.path, self.headers.get("Authorization"), body))
-            server.at_once += 1
-            server.most_at_once = max(server.most_at_once, server.at_once)
-            code = server.errors.pop() if server.errors else 200
-        time.sleep(server.seconds)
-        with server.lock:
-            server.at_once -= 1
-        length = len(body["messages"][0]["content"].split('"')[1])
-        content = {"choices": [{"message": {"content": server.says.format(length)}}]}
-        answer = json.dumps(content if code == 200 else {"error": "not now"}).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *args):
-        pass
+def length_in_quotes(server, body):
+    """The length of what stands in quotes, in the words that the server says."""
+    length = len(body["messages"][0]["content"].split('"')[1])
+    return {"message": {"content": server.says.format(length)}}
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(openai_api, "WAIT_SECONDS", 0.01)
-    made = Server()
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with serving(monkeypatch, length_in_quotes) as made:
+        made.says = "I would say {}."
+        yield made
 
 
 def judge(server, texts, prompt='Rate "{completion}" to {prompt}, {answer}', **options):
