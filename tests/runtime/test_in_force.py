@@ -42,3 +42,18 @@ def test_the_upper_clip_is_the_lower_one_where_none_is_given(monkeypatch):
     for given, expected in ((None, 0.1), (0.3, 0.3)):
         learner = {"epsilon": 0.1, "epsilon_high": given}
         assert before_the_start(monkeypatch, learner=learner).learner.epsilon_high == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "sections", "shape"),
+    [
+        ("cpu", {}, "linear"),
+        ("cuda", {}, "tree"),
+        ("cuda:1", {"rollout": {"engine": "vllm"}}, "linear"),
+        ("cuda", {"drafting": {"shape": "linear"}}, "linear"),
+        ("cpu", {"drafting": {"shape": "tree"}}, "tree"),
+        ("cpu", {"emulation": {"profile": "qwen3-30b-a3b-h20", "devices": 16}}, "tree"),
+    ],
+)
+def test_drafts_branch_where_a_drafted_token_costs_little(device, sections, shape):
+    assert Config.model_validate(sections).draft_shape(device) == shape
