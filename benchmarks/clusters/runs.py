@@ -61,7 +61,7 @@ SETTINGS = {
 }
 ENVIRONMENT_SECONDS, ENVIRONMENT_SCALE = 1.0, 20.0
 """Of an environment's answer, and the greatest scale at which it can be emulated."""
-SCALE, SPLIT_SCALE = 80.0, 1.5
+SCALE, SPLIT_SCALE = 32.0, 1.5
 """Seconds of the cluster in one of this machine where 16 instances generate; so many times as many
 where fewer do, beside a learner."""
 LATE, TRIES, SLOWER = 0.02, 4, 0.7
