@@ -41,8 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tree": {"drafting.shape": "tree"},
     "32 tokens": {"drafting.max_draft": 32},
     "tree, 32 tokens": {"drafting.shape": "tree", "drafting.max_draft": 32},
-    "by reward": {"drafting.ranking": "reward"},
-    "by frequency": {"drafting.ranking": "frequency"},
     "half of the noise rhymes": {"rollout.rhyming_noise": 0.5},
     "all noise rhymes": {"rollout.rhyming_noise": 1.0},
     "tree, 32 tokens, all noise rhymes": {

@@ -162,9 +162,6 @@ class DraftingConfig(Section):
     """`linear` drafts one continuation, `tree` several where earlier responses differ. `None`:
     `tree` on GPUs and where one is emulated, since a drafted token costs little there; `linear` on
     CPUs and in vLLM."""
-    ranking: Literal["reward", "frequency", "combined"] = "combined"
-    """What ranks continuations: the rewards of the responses that they come from, the number of
-    these responses, or both."""
     history_tokens: Positive = 4_000_000
     """Tokens of history that are kept; the oldest are dropped first."""
     history_run: str | None = None

@@ -15,7 +15,6 @@ from numba import njit
 
 NUM_SHARES, NUM_STATES, NUM_KINDS = 8, 4, 4
 NUM_CLASSES = NUM_SHARES * NUM_STATES * NUM_KINDS
-BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
 BRANCHES = 4  # most children of a node that are considered
 UNCAST = 1.0  # votes for no token, so that a single candidate's token is not certain
 
@@ -67,7 +66,6 @@ class Ballot(NamedTuple):
     weights: np.ndarray  # float32 [P]: by candidate
     tokens: np.ndarray
     """int32 [P]: by option, that is by distinct next token, as are the arrays below."""
-    votes: np.ndarray
     scores: np.ndarray
     shares: np.ndarray
     masks: np.ndarray
@@ -76,9 +74,7 @@ class Ballot(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-def build_drafts(
-    texts, states, most, weights, rates, ranking, is_tree, proposals, frontier, ballot
-):
+def build_drafts(texts, states, most, weights, rates, is_tree, proposals, frontier, ballot):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
     `states` int64 [n]: of the sequences, see `control`. `weights` float32 [kinds, LONGEST_MATCH +
@@ -91,7 +87,7 @@ def build_drafts(
         mask, parent, depth, path = _weigh(texts, i, weights, ballot), -1, 0, np.float32(1)
         while count < limit:
             if depth < width:
-                options = _vote(texts, i, mask, depth, ranking, ballot)
+                options = _vote(texts, i, mask, depth, ballot)
                 frontier_size = _put(
                     ballot, options, states[i], is_tree, rates, frontier,
                     frontier_size, parent, depth, path,
@@ -126,7 +122,7 @@ def _weigh(texts, i, weights, ballot):
 
 
 @inner
-def _vote(texts, i, mask, depth, ranking, ballot):
+def _vote(texts, i, mask, depth, ballot):
     """Let the candidates in `mask` vote on the token at `depth`; return the number of options."""
     options = 0
     for place in range(texts.counts.shape[1]):
@@ -140,19 +136,12 @@ def _vote(texts, i, mask, depth, ranking, ballot):
         if option == options:
             options += 1
             ballot.tokens[option] = token
-            ballot.votes[option] = 0.0
             ballot.scores[option] = 0.0
             ballot.masks[option] = np.uint64(0)
             ballot.kinds[option] = 0
-        ballot.votes[option] += ballot.weights[place]
         ballot.scores[option] += ballot.weights[place] * texts.merits[i, place]
         ballot.masks[option] |= np.uint64(1) << np.uint64(place)
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
-    for option in range(options):
-        if ranking == BY_FREQUENCY:
-            ballot.scores[option] = ballot.votes[option]
-        elif ranking == BY_REWARD:
-            ballot.scores[option] /= ballot.votes[option]
     return options
 
 

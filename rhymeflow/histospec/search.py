@@ -18,11 +18,6 @@ from rhymeflow.histospec import build_draft, kernels
 from rhymeflow.histospec.build_draft import NUM_CLASSES, Proposals, Texts
 from rhymeflow.histospec.index import Index, prompt_key
 
-_RANKINGS = {
-    "reward": build_draft.BY_REWARD,
-    "frequency": build_draft.BY_FREQUENCY,
-    "combined": build_draft.BY_BOTH,
-}
 _NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by origin: another prompt, the prompt, the sequence, aligned
 
 
@@ -75,7 +70,6 @@ class Search:
         self._max_draft = drafting.max_draft
         self._is_tree = drafting.shape == "tree"
         self._weights, self._rates = _weights(), rates
-        self._ranking = _RANKINGS[drafting.ranking]
         self._free = list(range(max_sequences))[::-1]
         n, places, width = max_sequences, kernels.PLACES, drafting.max_draft
         # Shapes and types are those at the fields of these classes, in their order.
@@ -91,7 +85,7 @@ class Search:
         )
         nodes = build_draft.BRANCHES * (width + 1)
         self._frontier = build_draft.Frontier(*_zeros(nodes, "i4 i4 i8 i4 u8 f4"))
-        self._ballot = build_draft.Ballot(*_zeros(places, "f4 i4 f4 f4 f4 u8 i8 i8"))
+        self._ballot = build_draft.Ballot(*_zeros(places, "f4 i4 f4 f4 u8 i8 i8"))
 
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
@@ -160,7 +154,7 @@ class Search:
             *self._indexes, self._contexts, self._candidates, handles, most, texts, self._work
         )
         build_draft.build_drafts(
-            texts, states, most, self._weights, self._rates, self._ranking, self._is_tree,
+            texts, states, most, self._weights, self._rates, self._is_tree,
             proposals, self._frontier, self._ballot,
         )  # fmt: skip
         return proposals

@@ -145,24 +145,24 @@ class Sequence:
         return kept
 
 
-def draft(sequence, most, *, state, ranking, is_tree, rates):
+def draft(sequence, most, *, state, is_tree, rates):
     """Nodes (token, parent, path probability, class) of a draft."""
     weights = _weights()
     pool = [
         (text, kind, weights[kind, matched], np.float32(merit))
         for text, matched, kind, merit in sequence.candidates()
     ]
-    nodes, waiting = [], _options(pool, [], -1, np.float32(1), state, ranking, is_tree, rates)
+    nodes, waiting = [], _options(pool, [], -1, np.float32(1), state, is_tree, rates)
     while waiting and len(nodes) < most:
         best = max(waiting, key=lambda node: node[2])
         waiting.remove(best)
         path, parent, probability, its_class = best
         nodes.append((path[-1], parent, probability, its_class))
-        waiting += _options(pool, path, len(nodes) - 1, probability, state, ranking, is_tree, rates)
+        waiting += _options(pool, path, len(nodes) - 1, probability, state, is_tree, rates)
     return nodes
 
 
-def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
+def _options(pool, path, parent, probability, state, is_tree, rates):
     """Nodes that may follow a path."""
     depth, options = len(path), {}
     for text, *voter in pool:
@@ -170,11 +170,9 @@ def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
             options.setdefault(text[depth], []).append(voter)
     scored = []
     for token, voters in options.items():
-        votes, liked = np.float32(0), np.float32(0)
+        score = np.float32(0)
         for _, vote, merit in voters:
-            votes += vote
-            liked += vote * merit
-        score = {"reward": liked / votes, "frequency": votes, "combined": liked}[ranking]
+            score += vote * merit
         scored.append((score, token, max(kind for kind, *_ in voters)))
     total = sum((score for score, *_ in scored), np.float32(build_draft.UNCAST))
     judged = []

@@ -109,7 +109,7 @@ def test_readers_of_what_is_being_overwritten_propose_tokens_and_end():
             wild = random.integers(info.min, info.max, array.shape, array.dtype, endpoint=True)
             near = random.integers(6, 40, array.shape).astype(array.dtype)
             array[chosen] = np.where(random.random(array.shape) < 0.5, wild, near)[chosen]
-        search = searching(index, max_draft=8, shape="tree", ranking="reward")
+        search = searching(index, max_draft=8, shape="tree")
         handle = search.begin(PROMPT, [1, 2], sample=0, noise_epoch=0)
         for _ in range(10):
             proposals = search.propose(np.array([handle]), np.array([8]), np.array([0]))

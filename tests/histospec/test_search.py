@@ -16,7 +16,6 @@ from tests.histospec import oracle
 
 PROMPTS = [[7, 8, 1, 2, 1], [7, 8, 9], [2, 2, 1, 2, 1]]
 RATES = np.random.default_rng(0).uniform(0.05, 0.95, build_draft.NUM_CLASSES).astype(np.float32)
-RANKINGS = ("reward", "frequency", "combined")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,13 +75,12 @@ def nodes_of(proposals, row):
     st.lists(response, max_size=8),
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
-    st.sampled_from(RANKINGS),
     st.booleans(),
 )
-def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, is_tree):
+def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
     indexes = filled(live), filled(earlier)
     shape = "tree" if is_tree else "linear"
-    search = search_of(*indexes, ranking=ranking, max_draft=8, shape=shape)
+    search = search_of(*indexes, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
         how = {"sample": sample, "noise_epoch": noise_epoch}
@@ -99,9 +97,8 @@ def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, 
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequence, most[row], state=states[row], ranking=ranking, is_tree=is_tree,
-                rates=RATES,
-            )  # fmt: skip
+                sequence, most[row], state=states[row], is_tree=is_tree, rates=RATES
+            )
             assert nodes_of(proposals, row) == [(t, p, float(r), c) for t, p, r, c in expected]
         made = []
         for i, (one, lengths) in enumerate(running):
