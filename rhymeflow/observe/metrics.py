@@ -122,76 +122,24 @@ class _TensorBoard:
             self._writer.close()
 
 
-class _WeightsAndBiases:
+class _Online:
+    """A run in the tracker that the module `tracker` reports to. `_open` begins it or, if its id is
+    known, continues it; it returns the id. `_run` has the methods `log` and `finish`."""
+
+    tracker: str
+    _run: Any
+
     def __init__(
         self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
-        module = importlib.import_module("wandb")
-        known = _runs(run_dir).get("wandb")
-        # "allow": if no row was ever delivered, there is no run of this id.
-        again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
-        self._run = module.init(
-            project=run.project or os.environ.get("WANDB_PROJECT", PROJECT),
-            entity=run.entity,
-            group=run.run_group,
-            tags=run.tags or None,  # a resumed run has these and no others
-            name=name,
-            dir=str(run_dir),
-            config=dict(config),
-            **again,
-        )
-        _remember(run_dir, "wandb", self._run.id)
-        # wandb's own step counter refuses earlier steps, and held-out rewards come late.
-        self._run.define_metric("*", step_metric="step")
+        self._run_dir, self._labels = run_dir, run
+        self._common = {"project": run.project or PROJECT, "config": dict(config)}
+        known = _runs(run_dir).get(self.tracker)
+        found = self._open(importlib.import_module(self.tracker), name, known)
+        _remember(run_dir, self.tracker, found)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _Trackio:
-    def __init__(
-        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
-    ) -> None:
-        self._module = importlib.import_module("trackio")
-        known = _runs(run_dir).get("trackio")
-        how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
-        group = {} if run.run_group is None else {"group": run.run_group}
-        started = self._module.init(
-            project=run.project or PROJECT, config=dict(config), **how, **group
-        )
-        _remember(run_dir, "trackio", started.name)  # differs from `name` where that was taken
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._module.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._module.finish()
-
-
-class _SwanLab:
-    def __init__(
-        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
-    ) -> None:
-        module = importlib.import_module("swanlab")
-        known = _runs(run_dir).get("swanlab")
-        again = {"id": known, "resume": "allow"} if known else {}
-        interrupted = signal.getsignal(signal.SIGINT)
-        self._run = module.init(
-            project=run.project or PROJECT,
-            workspace=run.entity,
-            group=run.run_group,
-            tags=list(run.tags) or None,
-            name=name,
-            config=dict(config),
-            logdir=str(run_dir / "swanlab"),
-            **again,
-        )
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, interrupted)  # Ctrl-C is the run's: it ends as it should
-        _remember(run_dir, "swanlab", self._run.id)
+    def _open(self, module: Any, name: str, known: str | None) -> str:
+        raise NotImplementedError
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -200,26 +148,71 @@ class _SwanLab:
         self._run.finish()
 
 
-class _Mlflow:
+class _WeightsAndBiases(_Online):
+    tracker = "wandb"
+
+    def _open(self, module: Any, name: str, known: str | None) -> str:
+        run = self._labels
+        if run.project is None:
+            self._common["project"] = os.environ.get("WANDB_PROJECT", PROJECT)
+        # "allow": if no row was ever delivered, there is no run of this id.
+        again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
+        tags = run.tags or None  # a resumed run has these and no others
+        labels = {"entity": run.entity, "group": run.run_group, "tags": tags, "name": name}
+        self._run = module.init(dir=str(self._run_dir), **self._common, **labels, **again)
+        # wandb's own step counter refuses earlier steps, and held-out rewards come late.
+        self._run.define_metric("*", step_metric="step")
+        return str(self._run.id)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+
+class _Trackio(_Online):
+    tracker = "trackio"
+
+    def _open(self, module: Any, name: str, known: str | None) -> str:
+        self._run, run = module, self._labels
+        how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
+        group = {} if run.run_group is None else {"group": run.run_group}
+        # The name differs from the given one where that was taken.
+        return str(module.init(**self._common, **how, **group).name)
+
+
+class _SwanLab(_Online):
+    tracker = "swanlab"
+
+    def _open(self, module: Any, name: str, known: str | None) -> str:
+        run, interrupted = self._labels, signal.getsignal(signal.SIGINT)
+        again = {"id": known, "resume": "allow"} if known else {}
+        labels = {"workspace": run.entity, "group": run.run_group, "tags": list(run.tags) or None}
+        folder = str(self._run_dir / "swanlab")
+        self._run = module.init(name=name, logdir=folder, **self._common, **labels, **again)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupted)  # Ctrl-C is the run's: it ends as it should
+        return str(self._run.id)
+
+
+class _Mlflow(_Online):
     """Where `MLFLOW_TRACKING_URI` says. Its names have no `@` and no `#`: they become `_`."""
 
-    def __init__(
-        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
-    ) -> None:
-        module = importlib.import_module("mlflow")
+    tracker = "mlflow"
+
+    def _open(self, module: Any, name: str, known: str | None) -> str:
         self._client, self._metric = module.MlflowClient(), module.entities.Metric
-        known = _runs(run_dir).get("mlflow")
+        self._id = known or self._created(name)
         if known:
             self._client.update_run(known, status="RUNNING")
-        else:
-            project = run.project or PROJECT
-            experiment = self._client.get_experiment_by_name(project)
-            number = experiment.experiment_id if experiment else None
-            number = number or self._client.create_experiment(project)
-            known = self._client.create_run(number, run_name=name).info.run_id
-            self._client.log_dict(known, dict(config), "config.json")
-            _remember(run_dir, "mlflow", known)
-        self._id: str = known
+        return self._id
+
+    def _created(self, name: str) -> str:
+        project, config = self._common.values()
+        experiment = self._client.get_experiment_by_name(project)
+        number = experiment.experiment_id if experiment else None
+        number = number or self._client.create_experiment(project)
+        created: str = self._client.create_run(number, run_name=name).info.run_id
+        self._client.log_dict(created, config, "config.json")
+        return created
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
@@ -235,10 +228,7 @@ class _Mlflow:
 
 TRACKERS: dict[str, Callable[[Path, RunConfig, str, Mapping[str, Any], int], Any]] = {
     "tensorboard": _TensorBoard,
-    "wandb": _WeightsAndBiases,
-    "trackio": _Trackio,
-    "swanlab": _SwanLab,
-    "mlflow": _Mlflow,
+    **{each.tracker: each for each in (_WeightsAndBiases, _Trackio, _SwanLab, _Mlflow)},
 }
 
 
