@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from rhymeflow.config import Config
+from rhymeflow.observe.printable import number, table
 from rhymeflow.sim.audit import Outcome, PublishedStep
 from rhymeflow.sim.cluster import Cluster
 
@@ -189,13 +189,6 @@ def _label(outcome: Outcome) -> str:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _table(title: str, *headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _summary(r: SimulationResult) -> Table:
     measured = r.step_seconds[r.skipped : r.steps - r.uncounted]
     rows = {
@@ -223,7 +216,7 @@ def _summary(r: SimulationResult) -> Table:
             f"{r.pulls:,} pulls, {r.interrupts:,} responses interrupted, "
             f"{r.preemptions:,} preempted"
         ),
-        "lengths": f"predicted with rank correlation {_figure(r.rank_correlation)}",
+        "lengths": f"predicted with rank correlation {number(r.rank_correlation, '.2f')}",
     }
     if r.drafted:
         drafts = f"{r.drafted:,} tokens, {r.accepted / r.drafted:.1%} accepted"
@@ -234,38 +227,35 @@ def _summary(r: SimulationResult) -> Table:
         lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch', 'batches')}"
         rows["deaths"] = f"{counts}; {lost} trained again"
     title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps - r.uncounted}"
-    table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
+    grid = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
     for row in rows.items():
-        table.add_row(*row)
-    return table
+        grid.add_row(*row)
+    return grid
 
 
 def _staleness(r: SimulationResult) -> Table:
-    table = _table("Staleness of trained responses (their oldest token)", "versions", "responses")
-    table.add_column("share")
+    title = "Staleness of trained responses (their oldest token)"
+    grid = table(title, ("versions", "responses"), ())
+    grid.add_column("share")
     total = sum(r.staleness.values())
     for age, count in r.staleness.items():
         share = count / total
         bar = "█" * round(share * _BAR)
-        table.add_row(str(age), f"{count:,}", f"{bar} {share:.1%}")
-    return table
+        grid.add_row(str(age), f"{count:,}", f"{bar} {share:.1%}")
+    return grid
 
 
 def _endings(r: SimulationResult) -> Table:
     labels = sorted({label for q in r.quantiles for label in q.endings})
     labels.sort(key=lambda label: (label.startswith("aborted"), label))
     title = "Endings by full length"  # of aborted responses too: what they would have become
-    table = _table(title, "tokens", "responses", *labels)
+    rows = []
     for quantile in r.quantiles:
         shares = [_share(quantile.endings.get(label, 0), quantile.responses) for label in labels]
         span = f"{quantile.shortest:,} – {quantile.longest:,}"
-        table.add_row(span, f"{quantile.responses:,}", *shares)
-    return table
+        rows.append((span, f"{quantile.responses:,}", *shares))
+    return table(title, ("tokens", "responses", *labels), rows)
 
 
 def _share(count: int, of: int) -> str:
     return f"{count / of:.1%}" if count else "–"
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -8,13 +8,13 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
-from rhymeflow.models.buffers import published_buffers
-from rhymeflow.models.frozen_base import NAME, FrozenBase
+from rhymeflow.learner import published
+from rhymeflow.learner.ranks import ALONE
+from rhymeflow.models.frozen_base import FrozenBase
 from rhymeflow.models.load import resolve_dtype
-from rhymeflow.models.lora import adapter_in, load_policy, versioned
+from rhymeflow.models.lora import adapter_in, load_policy
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.utils import progress
-from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.publish import make_store
 from rhymeflow.workers.channel import Channel
@@ -26,14 +26,10 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     model = load_policy(config.model, dtype=dtype, device=torch.device("cpu"))
-    tensors = {name: each.detach().to(dtype) for name, each in versioned(model).items()}
-    if adapter_in(model) is None:
-        tensors |= published_buffers(model, dtype)
-    else:
-        tensors[NAME] = FrozenBase(model).checksum
-    weights = make_store(config, manifest_of(tensors), run_dir)
+    base = None if adapter_in(model) is None else FrozenBase(model)
+    weights = make_store(config, published.manifest_for(model, dtype, base), run_dir)
     try:
-        checksum = weights.publish(0, tensors)
+        checksum = weights.publish(0, published.rows(model, dtype, ALONE, base))
         loaded = LoadedModel(
             handle=weights.handle,
             device=device.type,
@@ -41,7 +37,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
             max_length=model.config.get_text_config().max_position_embeddings,
             checkpoint_bytes=0,
         )
-        del model, tensors
+        del model
         send(connection, Envelope(LearnerReady(0, as_text(checksum)), loaded))
         progress.has_started = True
         while not isinstance(receive(connection), Shutdown):

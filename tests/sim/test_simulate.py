@@ -235,7 +235,7 @@ def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
 def test_how_well_lengths_were_predicted(tmp_path: Path, prompts: int, steps: int) -> None:
     changes = {"simulation__workload__num_prompts": prompts, "learner__max_steps": steps}
     found = ran(tmp_path, **changes)
-    shown = "–"  # no prompt came twice
+    shown = "-"  # no prompt came twice
     if prompts == 8:
         assert found.rank_correlation > 0.5
         shown = f"{found.rank_correlation:.2f}"
