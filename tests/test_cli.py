@@ -77,11 +77,11 @@ def test_the_installed_command_exits_with_the_code(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
-def test_help_is_quick_and_loads_no_torch(arguments: list[str]) -> None:
+def test_help_is_quick_and_loads_no_torch():
     code = (
         "import sys; from rhymeflow.cli import main\n"
-        f"try: main({arguments})\nexcept SystemExit as end: assert not end.code\n"
+        "for arguments in ['--help'], ['train', '--help'], ['--version']:\n"
+        " try: main(arguments)\n except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

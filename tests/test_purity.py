@@ -26,8 +26,9 @@ IMPURE = {
 """Standard modules that bring in a clock, chance, or the world."""
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules in `sys.modules` of a new process after `statement`."""
+def loaded_by(statement: str, *modules: str) -> set[str]:
+    """Top-level modules in `sys.modules` of a new process after `statement` and these imports."""
+    statement += "".join(f"\nimport {name}" for name in modules)
     code = f"{statement}\nimport sys\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -35,20 +36,17 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def modules_of(package: str) -> list[str]:
-    """Dotted names of a package's modules, or of one file."""
-    path = PACKAGE / package
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+def modules_of(*packages: str) -> list[str]:
+    """Dotted names of the packages' modules."""
+    files = [file for package in packages for file in (PACKAGE / package).rglob("*.py")]
+    assert len({file.relative_to(PACKAGE).parts[0] for file in files}) == len(packages)
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    assert names, f"there is no package {package}"
     return [name.removesuffix(".__init__") for name in names]
 
 
-@pytest.mark.parametrize(
-    "package", ["__init__.py", "config", "trainer", "cli", "core", "data", "environments"]
-)
-def test_importing_these_loads_nothing_heavy(package: str) -> None:
-    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of(package)))
+def test_importing_these_loads_nothing_heavy():
+    these = modules_of("config", "trainer", "cli", "core", "data", "environments")
+    loaded = loaded_by("", *these)
     assert "rhymeflow" in loaded
     assert not loaded & HEAVY
 
@@ -64,24 +62,15 @@ def test_looking_at_a_run_loads_no_configuration() -> None:
     assert not looked & ({"pydantic", "ruamel", "rich", *HEAVY} - {"numpy"})
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        modules_of("histospec"),
-        ["rhymeflow.workers.entry", "rhymeflow.workers.history"],
-        ["rhymeflow.engine.native.scheduler"],
-    ],
-    ids=["histospec", "the history process", "the scheduler"],
-)
-def test_these_load_no_torch(modules: list[str]) -> None:
-    loaded = loaded_by("".join(f"import {name}\n" for name in modules))
-    assert not loaded & (HEAVY - {"numpy"})
+def test_the_history_process_and_the_scheduler_load_no_torch():
+    workers = ("rhymeflow.workers.entry", "rhymeflow.workers.history")
+    these = *modules_of("histospec"), *workers, "rhymeflow.engine.native.scheduler"
+    assert not loaded_by("", *these) & (HEAVY - {"numpy"})
 
 
-def test_the_coordinator_needs_the_standard_library_only() -> None:
-    modules = "".join(f"import {name}\n" for name in modules_of("core"))
+def test_the_coordinator_needs_the_standard_library_only():
     at_start = loaded_by("")  # site packages may load modules of their own at start
-    third_party = loaded_by(modules) - at_start - set(sys.stdlib_module_names)
+    third_party = loaded_by("", *modules_of("core")) - at_start - set(sys.stdlib_module_names)
     assert third_party == {"rhymeflow"}
 
 
@@ -122,7 +111,7 @@ def test_the_public_names_are_there() -> None:
         rhymeflow.trian  # noqa: B018
 
 
-@pytest.mark.parametrize("folder", sorted({file.parent for file in PACKAGE.rglob("*.py")}))
-def test_every_folder_is_a_package(folder: Path) -> None:
+def test_every_folder_is_a_package():
     """Without `__init__.py` an installer leaves the folder out."""
-    assert (folder / "__init__.py").is_file()
+    folders = {file.parent for file in PACKAGE.rglob("*.py")}
+    assert [each for each in folders if not (each / "__init__.py").is_file()] == []
