@@ -3,8 +3,7 @@
     import rhymeflow
     summary = rhymeflow.train(rhymeflow.load("demo", {"learner.max_steps": "10"}))
 
-Importing this package imports neither torch nor transformers; each name is fetched on first use.
-"""
+Importing this package imports neither torch nor transformers; each name is fetched on first use."""
 
 from __future__ import annotations
 

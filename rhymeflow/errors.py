@@ -2,8 +2,7 @@
 
 The command line prints the one line of a `UserError` (bad input) and exits with 2, or that of a
 `RunError` (not caused by the input) and exits with 1. Any other exception is a defect of Rhymeflow
-and keeps its traceback.
-"""
+and keeps its traceback."""
 
 import difflib
 import shlex

@@ -1,8 +1,7 @@
 """Which GPUs each worker of a run gets: ranks first, then instances, each on GPUs of one machine.
 
 A machine with one GPU may share it among one rank and instances that are not split. Where there
-are no GPUs, `model.device` is `cpu`, or times are emulated, nobody gets any of its own.
-"""
+are no GPUs, `model.device` is `cpu`, or times are emulated, nobody gets any of its own."""
 
 from __future__ import annotations
 
@@ -53,11 +52,7 @@ def check_gpus(config: Config, num_gpus: int, what: str) -> None:
 
 def gpus_here(config: Config) -> tuple[str, ...]:
     """Return the GPUs of this machine that the run may use, as `CUDA_VISIBLE_DEVICES` names them;
-    this machine is all that the run has.
-
-    Raises:
-        UserError: they are too few for its workers.
-    """
+    this machine is all that the run has. Raises `UserError` if they are too few for its workers."""
     if config.model.device == "cpu" or config.emulation.is_used:
         return ()  # emulated instances, of a small policy, take what all of them take by default
     found = gpus.visible()
@@ -109,10 +104,7 @@ def with_memory_share(config: Config, num_gpus: int) -> Config:
 
 def place(config: Config) -> list[Node]:
     """Place the ranks, from node 0 on, and then each instance on the first node with room for it.
-
-    Raises:
-        UserError: there are too few GPUs, or too few free in one node for an instance.
-    """
+    Raises `UserError` if there are too few GPUs, or too few free in one node for an instance."""
     cluster, ranks = config.cluster, num_ranks(config)
     instances, each = config.rollout.num_instances, config.rollout.vllm_tensor_parallel_size
     assert cluster.nodes is not None

@@ -3,8 +3,7 @@
 Every task is returned once, with a result or an error. A call that raises, hangs or ends its
 process is retried as configured; then the task's error names it. No call is blamed for another's
 failure. `poll` never waits for user code, and time is its argument: the caller waits on
-`connections()` until `next_deadline()` at the latest, then polls.
-"""
+`connections()` until `next_deadline()` at the latest, then polls."""
 
 from __future__ import annotations
 
@@ -38,11 +37,9 @@ FAILED_STARTS = 3
 GRACE_SECONDS = 2.0
 """Time beyond the timeout for a process that times its own calls to cancel a late one."""
 
-RESEND_SECONDS = 0.001
-"""Time until the rest of a message is sent to a process whose pipe was full."""
+RESEND_SECONDS = 0.001  # time until the rest of a message is sent to a process whose pipe was full
 
-LONGEST_TEXT = 1000
-"""Most characters of an error's text that are kept."""
+LONGEST_TEXT = 1000  # most characters of an error's text that are kept
 
 _LENGTH = struct.Struct("!i")
 """Length of the message that follows, as `multiprocessing.connection` writes it."""
@@ -103,8 +100,7 @@ class Task:
     """Work for one process: one call or several, in order; ends with `result` or `error`."""
 
     def __init__(self, key: Hashable) -> None:
-        self.key = key
-        """Its name in errors, unique among the tasks in a pool."""
+        self.key = key  # its name in errors, unique among the tasks in a pool
         self.result: Any = None
         self.error: str | None = None
         self.id = -1  # its session
@@ -122,10 +118,7 @@ class Task:
 
     def take(self, reply: Any) -> PoolMessage | None:
         """Take a reply; return the next call's message; None: `result` is set, or replies follow.
-
-        Raises:
-            Refused: the reply is wrong, which counts as a failure.
-        """
+        Raises `Refused` if the reply is wrong, which counts as a failure."""
         raise NotImplementedError
 
     def where(self) -> str:
@@ -144,8 +137,7 @@ class Pool:
     returns a function that serves a connection; `replies` is the union of its reply types. With
     `max_concurrent`, a process serves up to that many tasks at once, reports which calls have
     begun, and times and cancels calls. Without it, a process serves one task at a time, the pool
-    times calls, and sessions end with tasks.
-    """
+    times calls, and sessions end with tasks."""
 
     def __init__(
         self,
@@ -180,11 +172,8 @@ class Pool:
         self._failed_starts = 0
 
     def start(self) -> None:
-        """Start the processes and wait until each has imported the user's code.
-
-        Raises:
-            UserError: it cannot be imported, or that takes too long.
-        """
+        """Start the processes and wait until each has imported the user's code. Raises `UserError`
+        if it cannot be imported, or that takes too long."""
         assert not self._processes, "started twice"
         if self._log is not None:
             self._output = self._log.open("a+b", buffering=0)  # reads from what is there on
@@ -274,11 +263,8 @@ class Pool:
         wait([*others, *self.connections()], seconds)
 
     def poll(self, now: float) -> list[Any]:
-        """Receive replies, end overdue calls, send queued tasks; return the finished ones.
-
-        Raises:
-            UserError: processes end again and again without answering a call.
-        """
+        """Receive replies, end overdue calls, send queued tasks; return the finished ones. Raises
+        `UserError` if processes end again and again without answering a call."""
         self._polled_at, self._has_new = now, False
         for process in list(self._processes):
             for reply in process.replies():

@@ -1,8 +1,7 @@
 """Parses the command line, runs the command, and reports mistakes with an exit code.
 
 Commands that only look at runs are added without the others, because importing the configuration
-for the others' options takes longer than the command.
-"""
+for the others' options takes longer than the command."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ Add = Callable[..., argparse.ArgumentParser]
 class Parser(argparse.ArgumentParser):
     """Reports mistakes as a `UserError` in one line."""
 
-    commands: Mapping[str, argparse.ArgumentParser] = {}
-    """Parsers of commands, by name."""
+    commands: Mapping[str, argparse.ArgumentParser] = {}  # parsers of commands, by name
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as `UserError`."""

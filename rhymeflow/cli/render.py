@@ -16,8 +16,7 @@ from rhymeflow.data.text import special_tokens
 from rhymeflow.environments import check_calls, tool_schemas
 from rhymeflow.environments.template import load_settled
 
-BEGIN, END = "⟦", "⟧"
-"""Stand around a special token."""
+BEGIN, END = "⟦", "⟧"  # stand around a special token
 
 _SAMPLE = Prompt(0, "What is two plus two?", {}, "an example")
 

@@ -1,7 +1,6 @@
 """The commands that only read runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-Adding them does not import the configuration, which is slow.
-"""
+Adding them does not import the configuration, which is slow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The commands that take a configuration, such as train, simulate, sft, eval and generate.
 
-A mistake in the configuration is reported before slow imports.
-"""
+A mistake in the configuration is reported before slow imports."""
 
 from __future__ import annotations
 

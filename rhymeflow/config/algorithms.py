@@ -1,8 +1,7 @@
 """Algorithms by name: each is an advantage, a ratio, a surrogate and a normalisation of the loss.
 
 `learner.algorithm` chooses one. It gives the fields of `LearnerConfig` in its row, which are its
-published values, to those that a user does not set. Nothing else reads an algorithm's name.
-"""
+published values, to those that a user does not set. Nothing else reads an algorithm's name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Validates configurations as nested values, and finds fields by name.
 
-A mistake is reported in one line: its place, the field's path, the value, and what is allowed.
-"""
+A mistake is reported in one line: its place, the field's path, the value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def written_out(value: Any, kind: Any) -> Any:
     """Expand abbreviations in a value of the type `kind`.
 
     A single value in place of a list becomes a list of one. Text in place of a section becomes a
-    mapping with the section's `by_name` field.
-    """
+    mapping with the section's `by_name` field."""
     if get_origin(kind) in (Union, UnionType):
         kinds = [each for each in get_args(kind) if each is not type(None)]
         return value if value is None or len(kinds) > 1 else written_out(value, kinds[0])
@@ -164,8 +162,7 @@ USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in other
 def path_named(name: str, section: str = "") -> str | None:
     """Return the path of the field with this name, here or in other trainers, or None.
 
-    If there are several, one in `section` is preferred, then the first.
-    """
+    If there are several, one in `section` is preferred, then the first."""
     name = name.replace("-", "_")
     name = USUAL.get(name, name)
     paths = field_paths()
@@ -177,8 +174,7 @@ def path_named(name: str, section: str = "") -> str | None:
 def nearest_field(path: str, preferred: str = "") -> str:
     """Return `; did you mean X?`, or "" if no field is similar.
 
-    X has the same name in another section, in `preferred` if that has it, or a similar name.
-    """
+    X has the same name in another section, in `preferred` if that has it, or a similar name."""
     paths = field_paths()
     section, _, name = path.rpartition(".")
     if (elsewhere := path_named(name, preferred or section)) is not None:

@@ -71,8 +71,7 @@ class Help(argparse.Action):
 def common(in_full: str | None = None) -> str:
     """Return the fields in `COMMON` by section, each with the first sentence of its docstring.
 
-    The section `in_full` is shown with all its fields; others in `SHOWN_ALONE` are left out.
-    """
+    The section `in_full` is shown with all its fields; others in `SHOWN_ALONE` are left out."""
     parts = []
     for name, heading, fields in sections():
         if name not in SHOWN_ALONE or name == in_full:

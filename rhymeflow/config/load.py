@@ -55,8 +55,7 @@ def read_config(
     With `None` the overrides apply to the defaults and must include the `needed` options.
 
     Raises:
-        UserError: there is no such recipe or file, it is not YAML, or fields are wrong.
-    """
+        UserError: there is no such recipe or file, it is not YAML, or fields are wrong."""
     if recipe_or_file is None:
         _check_complete(overrides or {}, needed)
         return parse_config("", overrides, where="the command line")
@@ -104,8 +103,7 @@ def build_config(given: Mapping[str, Any], base: Config | None = None, *, where:
     """Return the configuration `base`, by default `Config()`, with fields replaced.
 
     A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises `UserError`
-    if fields are wrong; `where` names the mapping in the message.
-    """
+    if fields are wrong; `where` names the mapping in the message."""
     values = (base or Config()).model_dump(mode="json")
     by_path = {n if "." in n else fields.only_path(n, where): v for n, v in given.items()}
     learner = values["learner"]
@@ -127,8 +125,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
     With several `--reward` options, the reward is the sum of the functions.
 
     Raises:
-        UserError: a field is given twice or without a value.
-    """
+        UserError: a field is given twice or without a value."""
     rest: list[str] = []
     overrides: dict[str, str] = {}
     rewards: list[str] = []

@@ -130,8 +130,7 @@ class ClusterConfig(Section):
     """Identical machines that `--dry-run` plans a run for and `simulate` simulates, and that
     `rollout.num_instances` or `learner.num_ranks` follow from (docs/cluster.md).
 
-    A run itself uses the machines that it finds.
-    """
+    A run itself uses the machines that it finds."""
 
     nodes: Positive | None = None
     """Number of machines; `None`: this machine with its own GPUs and memory."""

@@ -14,8 +14,7 @@ class ScheduleConfig(Section):
     """When prompts are admitted, where they go and when weights are pulled.
 
     `name` selects a set of rules; `routing`, `sync`, `migration` and `on_pull` replace one of them.
-    The first three take a name or your function, `path/to/file.py:function` or dotted.
-    """
+    The first three take a name or your function, `path/to/file.py:function` or dotted."""
 
     by_name = "name"
 

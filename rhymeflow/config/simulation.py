@@ -13,8 +13,7 @@ class WorkloadConfig(Section):
     """Lengths of the responses of a simulated run. `--workload RUN_DIR` takes them from a run.
 
     Lengths are lognormal, cut off at `rollout.max_completion_length`. Each prompt has its own mean,
-    so that its earlier responses predict the lengths of later ones.
-    """
+    so that its earlier responses predict the lengths of later ones."""
 
     mean_length: PositiveFloat | None = None
     """Mean length of a response in tokens, after the cut-off; `None`: a quarter of
@@ -43,8 +42,7 @@ class FaultsConfig(Section):
 
     Failures are independent of one another and of age. When a device fails, its instance or the
     learner is lost, and with `colocated` all instances and the learner. Checkpoints follow
-    `run.save_seconds` and `run.save_steps`. The default times are assumptions, not measurements.
-    """
+    `run.save_seconds` and `run.save_steps`. The default times are assumptions, not measurements."""
 
     device_mtbf_hours: PositiveFloat | None = None
     """Mean hours between two failures of a device (MTBF); `None`: none fails. With n devices some

@@ -2,8 +2,7 @@
 
 Keys are text and unique. What `write` writes, `read` reads as equal values; a mistake is a
 `UserError` with file, line and column. ruamel.yaml parses and prints with this file's table of
-scalars: with its own, `1_000` would be a number and `2026-01-01` a date.
-"""
+scalars: with its own, `1_000` would be a number and `2026-01-01` a date."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def read(text: str, where: str) -> tuple[Node | None, Any]:
     """Return the text's tree, which has line numbers, and its values; (None, None) if it is empty.
 
     Values are dicts with text keys, lists, text, numbers, booleans and None. Raises `UserError`, in
-    which `where` names the text.
-    """
+    which `where` names the text."""
     try:
         node: Node | None = _yaml().compose(text)
         return node, None if node is None else _value(node, ())

@@ -1,8 +1,7 @@
 """Commands of the coordinator. A runtime carries them out and reports events.
 
 Commands to one instance are numbered from 1 and carried out in that order, each exactly once even
-if it is delivered twice. A trajectory that has finished in the meantime is skipped.
-"""
+if it is delivered twice. A trajectory that has finished in the meantime is skipped."""
 
 from __future__ import annotations
 
@@ -35,11 +34,9 @@ class RetryPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Generate the trajectory on this instance, continuing from its stored tokens.
-
-    `version`: the instance holds this version or a newer one by then. In a trajectory's first Route
-    it is the trajectory's V_traj.
-    """
+    """Generate the trajectory on this instance, continuing from its stored tokens. `version`: the
+    instance holds this version or a newer one by then. In a trajectory's first Route it is the
+    trajectory's V_traj."""
 
     instance: InstanceId
     number: int
@@ -93,21 +90,16 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Reward the stored tokens of a waiting trajectory as its whole response.
-
-    Its finish reason is `finished_early`. It is on no instance; no `TrajectoryFinished` follows.
-    """
+    """Reward the stored tokens of a waiting trajectory as its whole response. Its finish reason is
+    `finished_early`. It is on no instance; no `TrajectoryFinished` follows."""
 
     trajectory: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Compute the gradient of these groups of batch `version` ahead of its `Train`.
-
-    `Train` names them again, so a lost `Accumulate` only costs time. The learner reports
-    `Accumulated`.
-    """
+    """Compute the gradient of these groups of batch `version` ahead of its `Train`. `Train` names
+    them again, so a lost `Accumulate` only costs time. The learner reports `Accumulated`."""
 
     version: Version
     groups: tuple[GroupId, ...]

@@ -2,8 +2,7 @@
 
 The same events give the same commands. An event changes the state and returns only its immediate
 commands (`handlers.py`); everything else is planned on `Tick` (`planner.py`), once for all events
-of a round: the snapshot-command cycle of StaleFlow (arXiv 2601.12784).
-"""
+of a round: the snapshot-command cycle of StaleFlow (arXiv 2601.12784)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A command takes effect here as soon as it is given: a snapshot says which command it reflects, and
 the effects of later ones are added to it. So late snapshots never let the planner fill the same
-free capacity twice. A snapshot that is older than the last is ignored.
-"""
+free capacity twice. A snapshot that is older than the last is ignored."""
 
 from __future__ import annotations
 

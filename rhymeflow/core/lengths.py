@@ -4,8 +4,7 @@ All means are of log(tokens). A group's prior mean is: overall mean + weight * d
 prompt's earlier responses from the overall mean. Responses count half as much with each epoch that
 has passed. The weight, 0 to 1, is how well history explained recent groups. Members that finish
 turn the prior into a posterior. The residuals of recent responses give the distribution of lengths
-around it.
-"""
+around it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from rhymeflow.core.types import GroupId, TrajectoryId
 MAX_PROMPTS = 100_000
 """Most prompts remembered. A further prompt replaces the one seen longest ago, unless that came in
 this epoch or the last: else every prompt would be forgotten before it returns."""
-_MIN_VARIANCE = 1e-4
-"""Lower bound of variances, which are 0 if all lengths are equal."""
+_MIN_VARIANCE = 1e-4  # lower bound of variances, which are 0 if all lengths are equal
 RANKED_RESPONSES, MIN_RANKED_RESPONSES = 512, 32
 """Latest responses in the rank correlation, and the fewest for which it is reported."""
 _EPOCH_DECAY, _GROUP_DECAY, _RESPONSE_DECAY = 0.5, 1 - 1 / 96, 1 - 1 / 256
@@ -92,8 +90,7 @@ class LengthPredictor:
 
     Args:
         longest: most tokens of a response.
-        generated: returns how many tokens a trajectory has generated so far.
-    """
+        generated: returns how many tokens a trajectory has generated so far."""
 
     def __init__(self, longest: int, generated: Callable[[TrajectoryId], int]) -> None:
         self.longest, self.generated = longest, generated
@@ -101,10 +98,8 @@ class LengthPredictor:
         self._prompts: dict[int, tuple[int, float, float]] = {}
         """By prompt, latest last: (epoch, decayed number of responses and sum of log lengths)."""
         # Before any group has ended: lognormal, with a quarter of `longest` as its mean.
-        self._within = _DecayedMean(0.5)
-        """The variance of log lengths within a group."""
-        self._overall = _DecayedMean(log(longest / 4) - 0.5)
-        """The mean log length of a group."""
+        self._within = _DecayedMean(0.5)  # the variance of log lengths within a group
+        self._overall = _DecayedMean(log(longest / 4) - 0.5)  # the mean log length of a group
         self._between = _DecayedMean(0.5)
         """The squared deviation of a group's mean from the overall mean before the group."""
         self._recurring = _DecayedRegression(xx=0.5, xy=0.5, yy=0.6)
@@ -279,8 +274,7 @@ class _Group:
     logs: dict[int, float] = field(default_factory=dict)  # log lengths of finished members
 
 
-_UNKNOWN = _Group(-1, 0, 0.0, 0.0, 0.0)
-"""A group of a prompt never seen."""
+_UNKNOWN = _Group(-1, 0, 0.0, 0.0, 0.0)  # a group of a prompt never seen
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

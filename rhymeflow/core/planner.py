@@ -2,8 +2,7 @@
 
 Each command is applied to the state before the next one is planned, so no free capacity is filled
 twice. Strategies propose; proposals that the protocol does not allow are dropped here. Training
-comes first, then pulls, then migration and routing, so that work starts at the freshest version.
-"""
+comes first, then pulls, then migration and routing, so that work starts at the freshest version."""
 
 from __future__ import annotations
 
@@ -15,12 +14,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
-from rhymeflow.core.strategies.base import (
-    FleetView,
-    InstanceView,
-    TrajectoryView,
-    assignment_limit,
-)
+from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView, assignment_limit
 from rhymeflow.core.types import EvaluationId, SuiteName, TrajectoryId, Version
 
 
@@ -96,11 +90,9 @@ def _train(state: State) -> Iterator[Command]:
 
 
 def _accumulate(state: State) -> Iterator[Command]:
-    """Have an idle learner accumulate the complete groups of the next batch.
-
-    A group that is OCCUPIED in the first buffer stays there: OCCUPIED groups only move to earlier
-    buffers, and only RESERVED ones are released.
-    """
+    """Have an idle learner accumulate the complete groups of the next batch. A group that is
+    OCCUPIED in the first buffer stays there: OCCUPIED groups only move to earlier buffers, and only
+    RESERVED ones are released."""
     buffers = state.buffers
     if not state.plan.accumulate_early or state.training is not None or state.is_accumulating:
         return
@@ -161,9 +153,7 @@ def _to_pull(state: State, published: Version) -> list[Instance]:
 
 def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> list[Instance]:
     """Choose the least loaded instance if `published` is to be evaluated and no instance has it.
-
-    Otherwise it would be evaluated late, when the rules let an instance pull, or never.
-    """
+    Otherwise it would be evaluated late, when the rules let an instance pull, or never."""
     if state.schedule.is_replayed:
         return []
     is_due = any((published, suite) in state.evaluations for suite in state.plan.eval_steps)

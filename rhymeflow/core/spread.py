@@ -1,15 +1,13 @@
 """Whether the rewards of a group differ: the test of the filter, the metric and the advantages.
 
-Rewards that are equal up to rounding do not differ; such a group has no advantages.
-"""
+Rewards that are equal up to rounding do not differ; such a group has no advantages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-STD_EPSILON = 1e-4
-"""Added to a standard deviation before dividing, as in TRL."""
+STD_EPSILON = 1e-4  # added to a standard deviation before dividing, as in TRL
 
 _ZERO, _ROUNDING = 1e-8, 1e-12
 """Deviations that count as 0: absolute, as in TRL (`torch.isclose`), and relative to the values."""
@@ -35,8 +33,7 @@ def normalized_sum(
     2601.05242); all are 0 if they cancel out up to rounding.
 
     `components[i]` has the rewards that applied to member i, by name. A reward adds nothing to the
-    sums of members that it did not apply to, and its mean and standard deviation leave them out.
-    """
+    sums of members that it did not apply to, and its mean and standard deviation leave them out."""
     total, largest = [0.0] * len(components), 0.0
     for name, weight in weights.items():
         members = [i for i, each in enumerate(components) if name in each]

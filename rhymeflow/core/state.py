@@ -2,8 +2,7 @@
 
 Between any two calls the protocol's buffers, groups, queue and instances agree
 (`tests/core/invariants.py`); a group that ends is removed from all of them at once. Handlers and
-the planner change them through the methods here and those of the parts.
-"""
+the planner change them through the methods here and those of the parts."""
 
 from __future__ import annotations
 

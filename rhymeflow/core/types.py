@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Version = int
-"""Number of the policy's weights; training on batch b makes version b + 1."""
+Version = int  # number of the policy's weights; training on batch b makes version b + 1
 
 GroupId = int
 """Number of a group: from 0 in the order of the data; negative, from -1 down, in evaluations."""
 
-InstanceId = str
-"""Name of a rollout instance, such as `rollout-0`."""
+InstanceId = str  # name of a rollout instance, such as `rollout-0`
 
-SuiteName = str
-"""Name of an evaluation suite."""
+SuiteName = str  # name of an evaluation suite
 
-HELD_OUT: SuiteName = "held_out"
-"""The suite of the run's held-out prompts, with one response each."""
+HELD_OUT: SuiteName = "held_out"  # the suite of the run's held-out prompts, with one response each
 
 FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
 """`stop`: the policy or its environment ended the response; `length`: it reached

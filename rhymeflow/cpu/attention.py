@@ -4,8 +4,7 @@ For a span and a key-value head, the queries of the new tokens, in all query hea
 head, are the rows of small matrices, at most 8 rows each. Scores are their products with the keys,
 which are transposed once. Sums are float32, in an order that depends on a row's own sequence alone:
 its result is the same to the last bit whatever runs with it, drafted or not, in a line or a tree.
-Keys before those that a block of rows sees are not read; what is hidden adds exact zeros.
-"""
+Keys before those that a block of rows sees are not read; what is hidden adds exact zeros."""
 
 from __future__ import annotations
 
@@ -28,18 +27,13 @@ from rhymeflow.cpu.tiles import (
 PANEL = 2 * LANES
 """Cached tokens whose keys are transposed together, to [D, PANEL]. It divides every size class's
 capacity, so keys beyond a span's end may be read."""
-_LINE = 64
-"""Bytes of a cache line."""
-UNSEEN = np.float32(-1e30)
-"""A score whose weight is 0."""
-UNLIMITED = 1 << 40
-"""A window or chunk longer than any sequence."""
-_LEAST = np.float32(-87.0)
-"""The exponential of what is less than this counts as 0."""
+_LINE = 64  # bytes of a cache line
+UNSEEN = np.float32(-1e30)  # a score whose weight is 0
+UNLIMITED = 1 << 40  # a window or chunk longer than any sequence
+_LEAST = np.float32(-87.0)  # the exponential of what is less than this counts as 0
 _ROUNDING = np.float32(1.5 * 2**23)
 """Adding it to a small number leaves the nearest integer in the last bits."""
-_MATH = {"contract", "nsz", "arcp"}
-"""Allowed float optimisations, which exclude reordering sums."""
+_MATH = {"contract", "nsz", "arcp"}  # allowed float optimisations, which exclude reordering sums
 
 
 def scratch(longest: int, head_dim: int) -> tuple[np.ndarray, ...]:
@@ -52,11 +46,9 @@ def scratch(longest: int, head_dim: int) -> tuple[np.ndarray, ...]:
 def limits(
     window: int | None, chunk: int | None, cap: float | None, sink_H: np.ndarray | None, heads: int
 ) -> tuple[tuple[int, int], np.float32, np.ndarray]:
-    """Return what both kernels take as `reach`, `cap` and `sinks`; None: there is no such thing.
-
-    A token sees, of its sequence, the last `window` up to itself, and none before the last multiple
-    of `chunk`. Scores are capped by `cap`. A sink is the score of one more token, of value 0.
-    """
+    """Return what both kernels take as `reach`, `cap` and `sinks`; None: there is no such thing. A
+    token sees, of its sequence, the last `window` up to itself, and none before the last multiple
+    of `chunk`. Scores are capped by `cap`. A sink is the score of one more token, of value 0."""
     sinks = _no_sinks(heads) if sink_H is None else sink_H
     return (window or UNLIMITED, chunk or UNLIMITED), np.float32(cap or 0.0), sinks
 
@@ -83,8 +75,7 @@ def attend(
     uint16. `reach`, `cap` and `sinks` are from `limits`. `capacity` is a multiple of `PANEL`.
     `sizes` is (H, G, D), D a multiple of `ROWS`. `spans`, int64 [n, 5]: first row, slot, cached
     tokens, new tokens, and the index in `parents` of its tree (the number of its nodes, then the
-    parent of each), or -1. `room` is from `scratch`.
-    """
+    parent of each), or -1. `room` is from `scratch`."""
     heads, kv_heads, dim = sizes
     transposed, block, scores, total, sunk = room
     group = heads // kv_heads
@@ -285,8 +276,7 @@ def exp_of_negative(x):
 
     The polynomial is Taylor's up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of less than
     1e-8. log 2 is subtracted in two parts, since n times the first is exact. NaN stays NaN. The
-    caller's `fastmath` must not reorder sums.
-    """
+    caller's `fastmath` must not reorder sums."""
     clipped = _LEAST if x < _LEAST else x
     rounded = clipped * np.float32(1.4426950408889634) + _ROUNDING
     n = rounded - _ROUNDING

@@ -4,8 +4,7 @@ For a sequence and a key-value head, the queries in all query heads that share t
 columns of small matrices, 32 each; scores are the keys' products with them. A token that several
 sequences share is a query once. The backward pass recomputes the weights from the logs of their
 sums, as FlashAttention does (arXiv 2205.14135, section 3.1). Keys before those that a block of
-queries sees are left out. A sink is in the log of the sum, and nowhere else.
-"""
+queries sees are left out. A sink is in the log of the sum, and nowhere else."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from rhymeflow.cpu.tiles import (
     transpose,
 )
 
-BLOCK = 2 * LANES
-"""Most queries per block."""
+BLOCK = 2 * LANES  # most queries per block
 _FLOATS = BYTES // np.dtype(np.float32).itemsize
 _COMPILED = {
     "cache": True,
@@ -41,22 +39,17 @@ _COMPILED = {
 class Room(NamedTuple):
     """Working memory for sequences of up to L tokens; flat float32 arrays."""
 
-    k: np.ndarray
-    """[L, D], as `v`, `sum_k` and `sum_v`."""
+    k: np.ndarray  # [L, D], as `v`, `sum_k` and `sum_v`
     v: np.ndarray
     sum_k: np.ndarray
     sum_v: np.ndarray
-    q: np.ndarray
-    """[BLOCK, D], as `g` and `o`."""
+    q: np.ndarray  # [BLOCK, D], as `g` and `o`
     g: np.ndarray
     o: np.ndarray
-    columns: np.ndarray
-    """[D, BLOCK]."""
-    p: np.ndarray
-    """[L, BLOCK], as `s`."""
+    columns: np.ndarray  # [D, BLOCK]
+    p: np.ndarray  # [L, BLOCK], as `s`
     s: np.ndarray
-    first: np.ndarray
-    """[BLOCK], as `second`: a number for each query of a block."""
+    first: np.ndarray  # [BLOCK], as `second`: a number for each query of a block
     second: np.ndarray
 
 
@@ -76,8 +69,7 @@ def attend(q, k, v, out, log_sums, scale, reach, cap, sinks, sizes, items, place
     `reach`, `cap` and `sinks` are from `attention.limits`. `sizes` is (H, G, D), D a multiple of
     `LANES`. `places` has the row indices of all sequences' tokens. `items`, int64 [n, 4]: a
     key-value head, a sequence's start in `places` and its length, and the first of its tokens that
-    is a query.
-    """
+    is a query."""
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
     one, largest, total = np.float32(1), room.first, room.second
@@ -116,10 +108,8 @@ def differentiate(
     q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, reach, cap, sinks, sizes, items,
     places, room,
 ):  # fmt: skip
-    """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`.
-
-    The other arguments are those of `attend`, after it has run.
-    """
+    """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`. The
+    other arguments are those of `attend`, after it has run."""
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
     one, log_sum, inner = np.float32(1), room.first, room.second

@@ -2,8 +2,7 @@
 
 A row's result depends on that row alone, unlike with MKL, torch's default in float32. A product
 takes a fifth to a third less time than with repacking; in float32 on an AMD processor it can be
-four times as fast.
-"""
+four times as fast."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_ROWS = 32
-"""Rows per call for which weights are packed; any number works."""
+_ROWS = 32  # rows per call for which weights are packed; any number works
 
 
 def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -28,11 +26,9 @@ def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tenso
 
 
 class Repacked:
-    """x -> x @ weight^T, of a weight that changes in place: `refresh` takes its new values.
-
-    Packing takes oneDNN 0.2 ms however small the weight is. A sum has the layout of its first term,
-    so packed zeros plus the weight are the packed weight, in a third of that time.
-    """
+    """x -> x @ weight^T, of a weight that changes in place: `refresh` takes its new values. Packing
+    takes oneDNN 0.2 ms however small the weight is. A sum has the layout of its first term, so
+    packed zeros plus the weight are the packed weight, in a third of that time."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._weight_OI = weight_OI

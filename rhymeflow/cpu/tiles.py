@@ -3,8 +3,7 @@
 Sums stay in registers, where a loop over array elements would store and load them in every step (on
 one core of a Zen 5: 120 to 150 GFLOPS, against 60 for the best loop that numba vectorised). Numba
 intrinsics emit LLVM's vector arithmetic, so this runs on any CPU. Each element's sum is in the
-order of k, whatever else is computed. No index is checked.
-"""
+order of k, whatever else is computed. No index is checked."""
 
 from __future__ import annotations
 
@@ -17,31 +16,22 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-ROWS = 8
-"""Rows of one product."""
-LANES = 16
-"""Columns of the narrow product; a vector."""
+ROWS = 8  # rows of one product
+LANES = 16  # columns of the narrow product; a vector
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """With it there are 32 registers of one vector each, and a product is computed at once. Without it
 a vector takes two of 16 registers (AVX2) or four of 32, and a product is computed in parts of 4 by
 16: on a core with AVX2 they give 80 GFLOPS, where 8 by 32 at once gives 25."""
 
-ROW_COUNTS = (1, 2, 3, 4, ROWS)
-"""The numbers of rows for which code is generated."""
-BYTES = 16
-"""Bytes of each row that `transpose` takes."""
-_WORDS = 4
-"""32-bit words in `BYTES`."""
+ROW_COUNTS = (1, 2, 3, 4, ROWS)  # the numbers of rows for which code is generated
+BYTES = 16  # bytes of each row that `transpose` takes
+_WORDS = 4  # 32-bit words in `BYTES`
 _INT, _WORD = ir.IntType(64), ir.IntType(32)
 _QUARTER = ir.VectorType(_WORD, _WORDS)
 
 
 def _tile(
-    columns: int,
-    *,
-    counts: tuple[int, ...] = (ROWS,),
-    adds: bool = False,
-    wide: bool = HAS_AVX512,
+    columns: int, *, counts: tuple[int, ...] = (ROWS,), adds: bool = False, wide: bool = HAS_AVX512
 ) -> Any:
     """Return an intrinsic for `columns` and any of `counts` of rows; `wide`: all at once."""
 
@@ -183,8 +173,7 @@ for i < 8 and j < 16, of one-dimensional float32 arrays,
     out[o + i * out_row + j] = sum over k < depth of
         left[a + i * left_row + k * left_step] * right[b + k * right_step + j]
 
-`rows` is 8.
-"""
+`rows` is 8."""
 add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
 """These add to what `out` holds."""
 row_tile_8, row_tile_16, row_tile_32 = (
@@ -218,8 +207,7 @@ def transpose(typing, out, o, out_row, source, a, source_row):
     of 16 bytes; `out` is float32, `source` float32 or the bits of bfloat16 as uint16.
 
     Each quarter of a vector transposes four by four elements (for bfloat16, pairs), all four at
-    once, with two shuffles for each vector of the result.
-    """
+    once, with two shuffles for each vector of the result."""
     of_index = [types.intp] * 2
     signature = types.void(out, *of_index, source, *of_index)
 

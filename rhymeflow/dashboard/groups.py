@@ -1,8 +1,7 @@
 """The view of groups: those of a step, a prompt or the whole run, filtered, sorted, in pages.
 
 Queries read a table in memory with a row of sums per group. Only groups that are in the store's
-`changes` or in new segments are summed again.
-"""
+`changes` or in new segments are summed again."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from rhymeflow.store.reader import TrajectoryReader
 T = TypeVar("T")
 
 PAGE = 50
-_SEARCHED = 2_000
-"""First characters of a prompt that are searched for a text."""
+_SEARCHED = 2_000  # first characters of a prompt that are searched for a text
 GROUPS_AT_ONCE = 2_000
 """Groups that one read transaction sums; a long one delays the writer's checkpoints."""
 
@@ -105,13 +103,10 @@ class GroupQuery(NamedTuple):
     """Selects and orders groups."""
 
     step: int | None = None
-    row: int | None = None
-    """Of the data: the prompt's."""
+    row: int | None = None  # of the data: the prompt's
     filters: tuple[str, ...] = ()
-    text: str = ""
-    """Part of the prompt; ASCII letters match in either case."""
-    component: str = ""
-    """A reward function; `of_component` filters by its rewards."""
+    text: str = ""  # part of the prompt; ASCII letters match in either case
+    component: str = ""  # a reward function; `of_component` filters by its rewards
     of_component: str = "mixed"
     sort: str = "order"
     descending: bool = False
@@ -120,11 +115,8 @@ class GroupQuery(NamedTuple):
 
 def listed(run: Run, asked: GroupQuery) -> dict[str, Any]:
     """Return `PAGE` matching groups from `offset` on, and the total count. Ties are broken by group
-    number, in the same direction; groups without a value come last.
-
-    Raises:
-        UserError: there is no such filter, order or reward function.
-    """
+    number, in the same direction; groups without a value come last. Raises `UserError` if there is
+    no such filter, order or reward function."""
     column = _known(asked.sort, ORDERS, "order")
     direction = "DESC" if asked.descending else "ASC"
     with run.kept(Summaries) as kept, kept.reader.one_state():

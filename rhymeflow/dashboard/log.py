@@ -29,8 +29,7 @@ _PROBLEMS = """SELECT seq AS event, time, kind, json_extract(body, '$.instance')
 _JOINED = """SELECT json_extract(body, '$.instance') FROM events
     WHERE kind = 'InstanceJoined' AND seq > ?"""
 
-Place = tuple[int, int, int]
-"""(number of the event, 1 for a command else 0, number of the row)."""
+Place = tuple[int, int, int]  # (number of the event, 1 for a command else 0, number of the row)
 
 
 class LogNames:
@@ -62,10 +61,8 @@ class LogQuery(NamedTuple):
     kind: str = ""
     group: int | None = None
     instance: str = ""
-    text: str = ""
-    """Part of the row's fields as JSON; ASCII letters match in either case."""
-    time: float | None = None
-    """Least time of a row, in seconds of the run."""
+    text: str = ""  # part of the row's fields as JSON; ASCII letters match in either case
+    time: float | None = None  # least time of a row, in seconds of the run
     after: Place | None = None
 
 

@@ -2,8 +2,7 @@
 in a terminal after it until Ctrl-C.
 
 It listens on this machine only, unless `--host` names another address. The address to open contains
-a token that is random at each start.
-"""
+a token that is random at each start."""
 
 from __future__ import annotations
 
@@ -33,11 +32,9 @@ PORT = 8750
 LOADING_AFTER = 2.0
 """Seconds until tokenizers are loaded, which delays requests; the first ones need no tokens."""
 _PORTS = 20
-_NICENESS = 10
-"""Niceness of a dashboard beside a run, so that the run gets the cores first."""
+_NICENESS = 10  # niceness of a dashboard beside a run, so that the run gets the cores first
 _POLL_SECONDS = 0.2
-_PATIENCE = 5.0
-"""Seconds after which a process that does not end is killed."""
+_PATIENCE = 5.0  # seconds after which a process that does not end is killed
 
 
 def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = None) -> None:

@@ -2,8 +2,7 @@
 
 It accepts only `GET` requests with the token of this start and from its own pages, and only its own
 host names, because a hostile page could point another name at this machine. Its pages cannot load
-from other servers or send data there. The response to a mistake is one line of JSON.
-"""
+from other servers or send data there. The response to a mistake is one line of JSON."""
 
 from __future__ import annotations
 
@@ -88,11 +87,7 @@ Answer = Callable[[Run, Request], Any]
 
 
 def make_app(
-    runs: Sequence[Run],
-    texts: TokenTexts,
-    *,
-    token: str,
-    hosts: frozenset[str] | None = LOOPBACK,
+    runs: Sequence[Run], texts: TokenTexts, *, token: str, hosts: frozenset[str] | None = LOOPBACK
 ) -> Starlette:
     """Return the application. `hosts`: names under which it may be asked; `None`: any."""
     known = {run.name: run for run in runs}

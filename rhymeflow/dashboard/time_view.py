@@ -2,8 +2,7 @@
 limits the run. They are computed from the log and kept in memory.
 
 A lane in a response has at most `PARTS` parts; if it has more spans, a part is a stretch of time
-with the share of each kind.
-"""
+with the share of each kind."""
 
 from __future__ import annotations
 
@@ -25,19 +24,13 @@ from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
 from rhymeflow.store.reader import TrajectoryReader
 
-PARTS = 400
-"""Most parts of a lane in a response."""
-BATCHES = 8
-"""Most batches in a response: the newest that filled in its time."""
-POINTS = 100
-"""Number of points of a batch's filling."""
-READING_SECONDS = 0.25
-"""Time for reading the log in one request; the page asks again for the rest."""
+PARTS = 400  # most parts of a lane in a response
+BATCHES = 8  # most batches in a response: the newest that filled in its time
+POINTS = 100  # number of points of a batch's filling
+READING_SECONDS = 0.25  # time for reading the log in one request; the page asks again for the rest
 EVENTS_AT_ONCE = 5_000
-LIMIT_ROWS = 1_000
-"""Last rows of metrics from which the run's limit is computed."""
-LEARNER, ENVIRONMENTS = "learner", "environments"
-"""Lanes besides those of instances."""
+LIMIT_ROWS = 1_000  # last rows of metrics from which the run's limit is computed
+LEARNER, ENVIRONMENTS = "learner", "environments"  # lanes besides those of instances
 
 _BEGINS = {
     "Accumulate": "accumulating",
@@ -52,8 +45,7 @@ _ENDS = {
     "Pulled": "pull",
     "Evaluated": "evaluation",
 }
-_SHOWN = {"accumulating": "training"}
-"""Kinds whose spans are shown as another kind."""
+_SHOWN = {"accumulating": "training"}  # kinds whose spans are shown as another kind
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded", "Abort")
 _ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed", "CloseEnvironments")
 _OTHERS = ("Route", "InstanceLeft", "Snapshot", "TrajectoryRewarded", "Drop")
@@ -115,13 +107,11 @@ class Fold:
 
     An instance generates while it has a response. It waits while it has none, but an environment is
     to answer a turn that it generated. Its reports, a quarter of a second apart, say how long it
-    prefilled between them: the span begins with the earlier report.
-    """
+    prefilled between them: the span begins with the earlier report."""
 
     def __init__(self) -> None:
         self.lanes: dict[tuple[str, str], Lane] = {}
-        self.time = 0.0
-        """Time of the last event."""
+        self.time = 0.0  # time of the last event
         self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
         self._responses: dict[str, set[Response]] = {}
         self._asked: dict[Response, str] = {}
@@ -246,8 +236,7 @@ class Filling:
 
     A group has an entry of a staleness buffer from its first `Route` on, and an occupied one when
     as many of its responses are rewarded as are trained on (StaleFlow, section 4.2). Entries move
-    between buffers; here a group belongs to the batch that trained on it.
-    """
+    between buffers; here a group belongs to the batch that trained on it."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -289,8 +278,7 @@ class RunTimeline:
         self.reader = reader
         self.spans, self.filling = Fold(), Filling()
         self._done = 0
-        self.read = 1.0
-        """Share of the log that was read."""
+        self.read = 1.0  # share of the log that was read
 
     def follow(self) -> None:
         """Continue reading the log, for about `READING_SECONDS`."""

@@ -75,8 +75,7 @@ def overview(run: Run) -> dict[str, Any]:
 POINTS = 1_000
 """Most points of a curve. If there are more rows, a point is the mean of several (weighted by their
 time, if the metric is a share of time), with their least and greatest values."""
-_NORMAL_95 = 1.96
-"""Half the width of a 95% interval, in standard errors."""
+_NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
 
 # Of a suite, by version: number, sum and sum of squares of the mean rewards of its prompts.
 _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
@@ -155,10 +154,8 @@ def _points(
 
 # -- drafts ----------------------------------------------------------------------------------------
 
-NEWEST = 500
-"""Groups whose positions are counted."""
-PROMPTS = 20
-"""Listed of the best, and of the worst."""
+NEWEST = 500  # groups whose positions are counted
+PROMPTS = 20  # listed of the best, and of the worst
 
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
 _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
@@ -177,11 +174,9 @@ _BY_PROMPT = f"""SELECT d.row, (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM ma
 
 
 def drafts(run: Run) -> dict[str, Any]:
-    """`draft_figures` by epoch, by position in a response (of the newest groups) and by prompt.
-
-    An iteration counts at the position of its token without a draft (`run.token_details`); where
-    that is not known, iterations are spread evenly over a stretch of one instance and version.
-    """
+    """`draft_figures` by epoch, by position in a response (of the newest groups) and by prompt. An
+    iteration counts at the position of its token without a draft (`run.token_details`); where that
+    is not known, iterations are spread evenly over a stretch of one instance and version."""
     with run.kept(Summaries) as kept:
         reader = kept.reader
         epochs = drafts_by_epoch(reader, "SELECT * FROM temp.summaries")

@@ -1,8 +1,7 @@
 """Encodes a prompt as token ids.
 
 The text, from the first system message to where the response begins, is tokenized in one call.
-Nothing is truncated or dropped; there is at most one beginning of sequence, and no end is added.
-"""
+Nothing is truncated or dropped; there is at most one beginning of sequence, and no end is added."""
 
 from __future__ import annotations
 
@@ -12,21 +11,12 @@ from typing import Any
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data.prompts import Message, Prompt
-from rhymeflow.data.text import (
-    TemplateError,
-    TokenIds,
-    Unwritable,
-    left_to_begin,
-    marks,
-    rendered,
-)
+from rhymeflow.data.text import TemplateError, TokenIds, Unwritable, left_to_begin, marks, rendered
 from rhymeflow.errors import UserError
 
-Tokenizer = Any
-"""A Hugging Face tokenizer."""
+Tokenizer = Any  # a Hugging Face tokenizer
 
-Schema = dict[str, Any]
-"""Describes a tool, as `apply_chat_template(tools=...)` takes it."""
+Schema = dict[str, Any]  # describes a tool, as `apply_chat_template(tools=...)` takes it
 
 Tools = list[Schema] | dict[str, list[Schema]] | None
 """Tools of all rows, or by the value of a row's column `environment`; None: no tools."""
@@ -37,8 +27,7 @@ class PromptEncoder:
     `data.chat_template` says so; other strings are encoded as they are.
 
     If the last message is the assistant's, the response continues it. `room` is the most tokens of
-    a prompt (None: any number). The chat template describes `tools` to the policy.
-    """
+    a prompt (None: any number). The chat template describes `tools` to the policy."""
 
     def __init__(
         self, tokenizer: Tokenizer, config: DataConfig, room: int | None = None, tools: Tools = None

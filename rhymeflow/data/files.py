@@ -1,7 +1,6 @@
 """Reads rows of a CSV, TSV, JSON, JSONL or Parquet file, or of a directory saved by `datasets`.
 
-Each row says where it is: its line, or its number from 0. Values of CSV and TSV are text.
-"""
+Each row says where it is: its line, or its number from 0. Values of CSV and TSV are text."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
 from rhymeflow.utils.user_values import shown
 
-LONGEST_CELL = 2**31 - 1
-"""Most characters in a CSV cell; Python's default is 131,072."""
+LONGEST_CELL = 2**31 - 1  # most characters in a CSV cell; Python's default is 131,072
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 

@@ -1,8 +1,7 @@
 """Checks rows of data and turns them into prompts.
 
 A `Prompt` from `checked` has text or a well-formed list of messages, and columns of JSON's types,
-which reach a reward process unchanged.
-"""
+which reach a reward process unchanged."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Prompt:
     row: int
     prompt: str | list[Message]
     columns: dict[str, Any]
-    where: str = "prompt"
-    """Where it was read, for messages."""
+    where: str = "prompt"  # where it was read, for messages
 
 
 def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:

@@ -1,8 +1,7 @@
 """The order in which prompts are requested.
 
 `at(number)` is a pure function of (rows, shares, seed, shuffle, number), so one integer resumes it.
-The order is by hashes, so it does not depend on the version of a random number generator.
-"""
+The order is by hashes, so it does not depend on the version of a random number generator."""
 
 from __future__ import annotations
 
@@ -43,15 +42,12 @@ def _by_hash(size: int, salt: str) -> list[int]:
     return sorted(range(size), key=hashes.__getitem__)
 
 
-BLOCK = 100
-"""Prompts per block; every block has each kind's share."""
+BLOCK = 100  # prompts per block; every block has each kind's share
 
 
 class MixedStream:
-    """An endless sequence of prompts of several kinds, each with its own epochs.
-
-    `kinds[i]` has the prompts of a kind, at least one, and `shares[i]` is its relative share.
-    """
+    """An endless sequence of prompts of several kinds, each with its own epochs. `kinds[i]` has the
+    prompts of a kind, at least one, and `shares[i]` is its relative share."""
 
     def __init__(
         self, kinds: Iterable[Sequence[Prompt]], shares: Sequence[float], seed: int, shuffle: bool

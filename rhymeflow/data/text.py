@@ -1,8 +1,7 @@
 """Renders a tokenizer's chat template, and turns text into token ids.
 
 Any error in a template is a `TemplateError`. Text is `Unwritable` if the tokenizer has no token for
-a character other than a blank, or the model no embedding for a token (`num_embeddings`).
-"""
+a character other than a blank, or the model no embedding for a token (`num_embeddings`)."""
 
 from __future__ import annotations
 
@@ -109,11 +108,9 @@ class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
 
 
 class TokenIds:
-    """Turns text into token ids, and detects characters that the tokenizer would drop.
-
-    Byte-level tokenizers, and those with an unknown token, drop none. So offsets are checked only
-    if the tokenizer drops a rare character.
-    """
+    """Turns text into token ids, and detects characters that the tokenizer would drop. Byte-level
+    tokenizers, and those with an unknown token, drop none. So offsets are checked only if the
+    tokenizer drops a rare character."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -14,8 +14,7 @@ class Drafting:
 
     A request gets a handle when it is first ready to decode, and keeps it until it leaves the
     engine or another request needs it (at most `max_sequences` have one). An iteration calls
-    `propose`, then `observe`.
-    """
+    `propose`, then `observe`."""
 
     def __init__(self, *, vocabulary: int, max_sequences: int) -> None:
         self.drafter: Drafter | None = None
@@ -62,10 +61,8 @@ class Drafting:
         rows: int,
         seconds: float,
     ) -> None:
-        """Tell the drafter what an iteration of `rows` tokens generated, by request id.
-
-        `drafted` counts the draft tokens that ran, if they may differ from those proposed.
-        """
+        """Tell the drafter what an iteration of `rows` tokens generated, by request id. `drafted`
+        counts the draft tokens that ran, if they may differ from those proposed."""
         with_handle = [key for key, tokens in generated.items() if tokens and key in self._handles]
         if self.drafter is None or not with_handle:
             return
@@ -100,9 +97,7 @@ class Drafting:
             if request.row_prompt is not None:
                 known = request.row_prompt, [*request.prompt_ids, *request.tokens]
             self._handles[request.id] = drafter.begin(
-                *known,
-                sample=request.noise_key.sample,
-                noise_epoch=request.noise_key.epoch,
+                *known, sample=request.noise_key.sample, noise_epoch=request.noise_key.epoch
             )
         return [self._handles[request.id] for request in ready]
 

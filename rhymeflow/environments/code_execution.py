@@ -24,8 +24,7 @@ class CodeExecution:
         """Run a Python program and return what it prints, errors included. Each call begins anew.
 
         Args:
-            code: The program.
-        """
+            code: The program."""
         [outcome] = run(code, [{"stdin": ""}], self._limits, self._walls)
         out, err = outcome.out, outcome.err
         if len(out) > MOST_OUT:

@@ -1,8 +1,7 @@
 """Makes tokens of what an agent's program asks, and what it is answered of the policy's turn.
 
 A call whose messages begin with those of a turn that it was answered before continues that turn's
-tokens, and only the messages after it are encoded. Any other call is encoded as a whole.
-"""
+tokens, and only the messages after it are encoded. Any other call is encoded as a whole."""
 
 from __future__ import annotations
 
@@ -159,7 +158,6 @@ class Conversations:
         limit: int,
     ) -> tuple[ModelTurn, list[Call]]:
         """Return a turn as the program gets it, and its calls, those that cannot be read included.
-
         It ends at `end` in the response; `limit` is that of the method of this name."""
         said = self._reader(bool(call.tools)).said(tokens)
         schemas = {each["function"]["name"]: each for each in call.tools}

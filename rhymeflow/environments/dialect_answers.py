@@ -1,6 +1,5 @@
 """Writes a policy's finished turns as the answer that a program's client library reads: one JSON
-body, or server-sent events, in the dialect of the call.
-"""
+body, or server-sent events, in the dialect of the call."""
 
 from __future__ import annotations
 
@@ -24,21 +23,16 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Letters, digits, `-` and `_`; no other turn of the episode has it. Ids of answers and of tool
     calls are made of it."""
     prompt_ids: list[int]
-    tokens: list[int]
-    """All sampled tokens, the stop token included."""
+    tokens: list[int]  # all sampled tokens, the stop token included
     logprobs: list[float]
-    pieces: list[str] = []
-    """The tokens' texts; needed if the call wants log-probabilities."""
-    content: str
-    """What the program reads: without calls, stop token and stop text."""
-    reasoning: str = ""
-    """Reasoning that is no part of `content`."""
+    pieces: list[str] = []  # the tokens' texts; needed if the call wants log-probabilities
+    content: str  # what the program reads: without calls, stop token and stop text
+    reasoning: str = ""  # reasoning that is no part of `content`
     calls: list[Call] = []
     """The calls that could be read, with arguments of the schema's types; text of others stays in
     `content`."""
     finish: Literal["stop", "length"]
-    stop: str | None = None
-    """The text of `ModelCall.stop` that ended the turn."""
+    stop: str | None = None  # the text of `ModelCall.stop` that ended the turn
 
 
 def message_of(call: ModelCall, turn: ModelTurn) -> Message:

@@ -2,8 +2,7 @@
 
 OpenAI's chat completions and responses, Anthropic's messages, and vLLM's tokens in, tokens out. A
 body becomes one `ModelCall`; `dialect_answers` writes what the program gets. A field that would
-change what is sampled, and cannot, is refused.
-"""
+change what is sampled, and cannot, is refused."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What a program asks for. None stands for the run's own setting."""
 
     dialect: Dialect
-    model: str = ""
-    """The name that the program gave; any is right."""
+    model: str = ""  # the name that the program gave; any is right
     messages: list[Message] = []
     """Roles are system, user, assistant and tool; `content` is text. An assistant's message has
     `reasoning_content` and `tool_calls` (arguments are mappings) only if it has any. Calls have
@@ -127,15 +125,12 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt, if the program sent tokens; there are no messages then."""
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    """0 is off."""
+    top_k: Annotated[int, Meta(ge=0)] | None = None  # 0 is off
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    n: Annotated[int, Meta(ge=1)] = 1
-    """Number of turns to sample from the same prompt."""
+    n: Annotated[int, Meta(ge=1)] = 1  # number of turns to sample from the same prompt
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     """Texts that end a turn and are no part of its content."""
-    stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end a turn, beside the model's own."""
+    stop_token_ids: frozenset[int] = frozenset()  # tokens that end a turn, beside the model's own
     stream: bool = False
     include_usage: bool = False
     """Whether a stream of chat completions ends with the usage; the others always do."""
@@ -181,8 +176,7 @@ Piece = tuple[str, str, str, Any, Any]
     user, system     text, name ("": none), None
     think, say       text, None, None
     call             the program's id, name, arguments (JSON text or mapping)
-    answer           the id of the call, text, None
-"""
+    answer           the id of the call, text, None"""
 
 
 def conversation(pieces: Iterable[Piece], turns: int = 0) -> list[Message]:

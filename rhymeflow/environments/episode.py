@@ -8,31 +8,24 @@ import msgspec
 
 
 class Episode(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that brings a new environment to the present turn.
+    """Everything that brings a new environment to the present turn. `turns[i]` are the tokens that
+    the policy sampled in turn i + 1, `observed[i]` those of the environment's answer, which may be
+    missing for the last turn."""
 
-    `turns[i]` are the tokens that the policy sampled in turn i + 1, `observed[i]` those of the
-    environment's answer, which may be missing for the last turn.
-    """
-
-    key: str
-    """Name of the episode in replies and in errors that users see."""
+    key: str  # name of the episode in replies and in errors that users see
     row: int
     epoch: int
     prompt: str | list[dict[str, Any]]
     columns: dict[str, Any]
     turns: list[list[int]]
     observed: list[list[int]]
-    opening: str = ""
-    """Text that `reset` returned; not part of `prompt`."""
-    suite: str = ""
-    """The suite of the prompt; "" for training prompts."""
+    opening: str = ""  # text that `reset` returned; not part of `prompt`
+    suite: str = ""  # the suite of the prompt; "" for training prompts
 
 
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
     """Statistics of answering a turn."""
 
     seconds: float = 0.0
-    calls: int = 0
-    """Number of tool calls."""
-    failed_calls: int = 0
-    """Tool calls that could not be parsed, named no tool, or raised."""
+    calls: int = 0  # number of tool calls
+    failed_calls: int = 0  # tool calls that could not be parsed, named no tool, or raised

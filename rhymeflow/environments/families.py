@@ -1,7 +1,6 @@
 """Chat templates that TRL knows: a family's name, its variant for training, how calls are parsed.
 
-A template is known by its whole text, so one that somebody changed is not known.
-"""
+A template is known by its whole text, so one that somebody changed is not known."""
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ def family_of(template: Any) -> Family | None:
 
 def response_template(family: Family) -> Mapping[str, Any] | None:
     """Return what transformers' `parse_response` reads the family's calls by; None if TRL has none.
-
     Takes a second or two: TRL loads `datasets`."""
     from trl.chat_template_utils import add_response_schema
 

@@ -14,8 +14,7 @@ from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError
 from rhymeflow.utils.user_values import Arguments, reward_numbers
 
-ARGUMENT = "environments"
-"""A function with this argument gets a list of environment objects."""
+ARGUMENT = "environments"  # a function with this argument gets a list of environment objects
 
 
 def wants_environments(function: Any) -> bool:
@@ -30,11 +29,8 @@ def judged_by(
     factory: Callable[[], Any], functions: Sequence[tuple[Callable[..., Any], float]]
 ) -> type[Any]:
     """Return a class whose reward is that of the class `factory`, or of the class of the object
-    that it returns, plus the weighted sum of the functions' rewards.
-
-    Raises:
-        UserError: a function needs an argument that this process does not have.
-    """
+    that it returns, plus the weighted sum of the functions' rewards. Raises `UserError` if a
+    function needs an argument that this process does not have."""
     for function, _ in functions:
         for name in RESERVED.intersection(Arguments(function).needed):
             raise UserError(

@@ -2,8 +2,7 @@
 
 A template is used if it appends: the text of a longer conversation begins with that of a shorter
 one, up to what the policy said last. One that drops earlier reasoning only when a user speaks
-again serves tools, not turns of users.
-"""
+again serves tools, not turns of users."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ ADD: Schema = {
     },
 }
 
-Write = Callable[..., str]
-"""`data.text.rendered` of one tokenizer, with tools and variables."""
+Write = Callable[..., str]  # `data.text.rendered` of one tokenizer, with tools and variables
 
 
 @dataclass(frozen=True)
@@ -242,8 +240,7 @@ def settle(tokenizer: Tokenizer, data: DataConfig, *, has_turns: bool) -> str | 
 
     Every process of a run calls this, and decides the same. Returns a line for the user if a
     template was replaced that nothing asked to replace. Raises `UserError` if there is no template
-    in the file.
-    """
+    in the file."""
     given = data.chat_template
     if isinstance(given, str):
         tokenizer.chat_template = template_in(given)

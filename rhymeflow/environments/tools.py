@@ -1,8 +1,7 @@
 """Tools: functions that the policy may call, their schemas, and the arguments of calls.
 
 transformers makes a schema of signature and docstring (`get_json_schema`). A function is called
-only with arguments that fit its schema.
-"""
+only with arguments that fit its schema."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import Suite, chosen
 
-PROGRESS_SECONDS = 1.0
-"""Time between two lines of progress on a terminal."""
+PROGRESS_SECONDS = 1.0  # time between two lines of progress on a terminal
 
 _NUM_PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
 _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
@@ -52,8 +51,7 @@ def evaluate(
     Raises:
         UserError: the configuration, the model or the data is wrong, or an environment or reward
             function fails.
-        WorkerDied: a worker died too often, or has a defect.
-    """
+        WorkerDied: a worker died too often, or has a defect."""
     suites = chosen(config, names)
     with _directory(run_dir) as path:
         quiet, progress = Console(quiet=True), _ProgressLine()

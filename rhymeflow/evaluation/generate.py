@@ -1,8 +1,7 @@
 """`rhymeflow generate`: streams a model's answer to a prompt, or its answers in a conversation.
 
 Tokens are those that the engine of a run samples from the same prompt, noise and sampling
-parameters. Each answer of a conversation has its own noise.
-"""
+parameters. Each answer of a conversation has its own noise."""
 
 from __future__ import annotations
 
@@ -58,11 +57,8 @@ class Generator:
 
     Sampling parameters, length and seed are those of `config`. `must_fit`: refuse a prompt that
     leaves no room for that length; else the response is shorter. If the model has a chat template,
-    text becomes the user's message, after `data.system_prompt`.
-
-    Raises:
-        UserError: there is no such model, or it has no chat template and needs one.
-    """
+    text becomes the user's message, after `data.system_prompt`. Raises `UserError` if there is no
+    such model, or it has no chat template and needs one."""
 
     def __init__(self, config: Config, *, must_fit: bool) -> None:
         self._config, self._must_fit = config, must_fit

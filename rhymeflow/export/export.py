@@ -2,8 +2,7 @@
 
 trajectories   one row for each response, with all that is stored of it
 sft            {prompt, completion}, as `rhymeflow sft` and TRL read them
-preferences    {prompt, chosen, rejected}, as TRL reads them
-"""
+preferences    {prompt, chosen, rejected}, as TRL reads them"""
 
 from __future__ import annotations
 
@@ -27,11 +26,9 @@ from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import section_in_force, store_of
 from rhymeflow.store.reader import StoredSegment, TrajectoryReader
 
-GROUPS_AT_ONCE = 64
-"""Groups that are read in one transaction and held in memory."""
+GROUPS_AT_ONCE = 64  # groups that are read in one transaction and held in memory
 
-UNFINISHED = "unfinished"
-"""The ending of a response whose group has none yet, as in `summary.json`."""
+UNFINISHED = "unfinished"  # the ending of a response whose group has none yet, as in `summary.json`
 NO_TEXT = "whose text was deleted (run.keep_tokens) or never made"
 UNREADABLE = "whose answers of the environment are no messages"
 NO_PAIR = "without a better or worse one in their group"
@@ -61,8 +58,7 @@ class Export:
     rows: int
     responses: int
     left_out: dict[str, int]
-    notes: dict[str, int]
-    """Counts of rows of `trajectories` by what they lack."""
+    notes: dict[str, int]  # counts of rows of `trajectories` by what they lack
 
     def line(self) -> str:
         """Return the report in one line."""
@@ -112,12 +108,8 @@ def export(
 
     `what`: `trajectories`, `sft` or `preferences`. `kind`: one of `formats.FORMATS`; `None`: the
     one that the suffix of `output` means. `with_tokens`: add token values to trajectories. `force`:
-    replace an existing output.
-
-    Raises:
-        UserError: there is no run, options conflict, there is no row to write, or a package is
-            missing.
-    """
+    replace an existing output. Raises `UserError` if there is no run, options conflict, there is no
+    row to write, or a package is missing."""
     filters = filters or Filters()
     if with_tokens and what != "trajectories":
         raise UserError(f"--tokens: goes with --what trajectories; given {what}")

@@ -2,8 +2,7 @@
 
 The output appears only when it is complete; only some rows at a time are held in memory. In Parquet
 and datasets a column has one type: the data's columns are JSON text, and each reward component is a
-field.
-"""
+field."""
 
 from __future__ import annotations
 
@@ -21,11 +20,9 @@ from rhymeflow.observe.query import Record
 
 FORMATS = ("jsonl", "parquet", "datasets")
 _ROWS_AT_ONCE = 1024
-_VALUES_AT_ONCE = 500_000
-"""Most characters and tokens of the rows that are held at once."""
+_VALUES_AT_ONCE = 500_000  # most characters and tokens of the rows that are held at once
 
-_TEXTS = ("prompt", "completion", "chosen", "rejected")
-"""Columns of text or messages."""
+_TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns of text or messages
 
 
 def format_of(path: Path, kind: str | None, force: bool) -> str:
@@ -47,13 +44,8 @@ def write(
     path: Path, kind: str, rows: Iterator[Record], components: Sequence[str], where: str
 ) -> int:
     """Write rows in the format `kind` to `path`, over an existing output; return how many. Without
-    rows, write nothing.
-
-    `components`: names of the reward's components. `where` names the run in messages.
-
-    Raises:
-        UserError: a package is missing, or a row does not fit the format.
-    """
+    rows, write nothing. `components`: names of the reward's components. `where` names the run in
+    messages. Raises `UserError` if a package is missing, or a row does not fit the format."""
     first = next(rows, None)
     if first is None:
         return 0

@@ -1,8 +1,7 @@
 """`rhymeflow export --merged`: writes the model of a run that trained an adapter, as plain weights.
 
 The adapter is added to the weights in float32, which are then rounded once. In bfloat16 the result
-is near to what was trained, not the same: see docs/lora.md.
-"""
+is near to what was trained, not the same: see docs/lora.md."""
 
 from __future__ import annotations
 

@@ -57,11 +57,9 @@ class TurnReader:
         ]
 
     def messages(self, turns: Sequence[Turn], *, is_chat: bool) -> list[Message] | None:
-        """Return messages of the assistant, and of a user or tools between them.
-
-        `is_chat`: whether the prompt went through the chat template; if not, an environment's turn
-        is a user's text. `None`: no messages give the tokens of an environment's turn.
-        """
+        """Return messages of the assistant, and of a user or tools between them. `is_chat`: whether
+        the prompt went through the chat template; if not, an environment's turn is a user's text.
+        `None`: no messages give the tokens of an environment's turn."""
         messages: list[Message] = []
         policy_turn: list[int] = []
         for turn in turns:

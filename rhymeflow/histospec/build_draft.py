@@ -3,8 +3,7 @@
 A node of the draft is a token together with the candidates that agree with the path to it (a mask,
 one bit per candidate); these vote on the next token. A token's probability, given its parent, is
 the acceptance rate of its class, which depends on its share of the votes. Nodes are added best
-first, so they are in order of falling path probability, parents before children.
-"""
+first, so they are in order of falling path probability, parents before children."""
 
 from __future__ import annotations
 
@@ -35,9 +34,7 @@ class Texts(NamedTuple):
 
 class Proposals(NamedTuple):
     """Drafts for n sequences, W = max_draft; only the first counts[i] nodes of row i are valid.
-
-    Nodes are in order of falling path probability, so every prefix of a row is a draft.
-    """
+    Nodes are in order of falling path probability, so every prefix of a row is a draft."""
 
     tokens: np.ndarray  # int32 [n, W]
     parents: np.ndarray
@@ -79,8 +76,7 @@ def build_drafts(texts, states, most, weights, rates, is_tree, proposals, fronti
 
     `states` int64 [n]: of the sequences, see `control`. `weights` float32 [kinds, LONGEST_MATCH +
     1]: votes of a candidate, by its origin and the number of tokens that match. `rates` float32
-    [NUM_CLASSES]: acceptance rates. `frontier` and `ballot` are scratch memory.
-    """
+    [NUM_CLASSES]: acceptance rates. `frontier` and `ballot` are scratch memory."""
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, frontier_size = min(most[i], width), 0, 0
@@ -179,7 +175,6 @@ def class_of(share, state, kind):
 
     It combines the token's share of the votes, the state of its sequence (see `control`), and the
     origin of the text: another prompt, the prompt, the sequence itself, or aligned (a response with
-    the same prompt, sample and noise, at the same position).
-    """
+    the same prompt, sample and noise, at the same position)."""
     bin_of_share = min(int(share * NUM_SHARES), NUM_SHARES - 1)
     return (bin_of_share * NUM_STATES + state) * NUM_KINDS + kind

@@ -4,8 +4,7 @@
 - `Prices`: the seconds of an iteration, by its contents and its number of rows.
 - `best_cut`: the nodes, of all sequences' proposals, that make the most tokens per second.
 - `Budget`: whether to search, so that drafting costs little where it does not pay.
-- `Aimd`: RhymeRL's rule, which uses none of these.
-"""
+- `Aimd`: RhymeRL's rule, which uses none of these."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ _STATE_PRIOR = np.array([1.0, 1.0, 0.7, 0.8])
 _LATELY = 4
 _FOLLOWING, _UNKNOWN = -2, -1
 """In place of the tokens since a sequence left a proposal: it follows proposals, or is unknown."""
-_STRENGTH = 8.0
-"""Weight of a prior, in tokens."""
+_STRENGTH = 8.0  # weight of a prior, in tokens
 _MEMORY = 1000.0
 """Tokens after which the counts of a class are halved, so that rates follow the policy."""
 _DISCOUNT, _DISCOUNT_STRENGTH, _DISCOUNT_FADE = 0.85, 20.0, 0.99
@@ -45,8 +43,7 @@ class Acceptance:
     While a class (`build_draft.class_of`) has few counts, its rate follows its share of the votes.
     A proposed token counts if its parent was right and the response reached its position, whether
     it was verified or not, so rates do not depend on what is chosen to be verified. `rates` float32
-    [NUM_CLASSES] is changed in place.
-    """
+    [NUM_CLASSES] is changed in place."""
 
     def __init__(self, max_sequences: int) -> None:
         self._trials = np.zeros((NUM_CLASSES, 2))
@@ -159,24 +156,18 @@ token."""
 _SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _QUANTITIES)
 _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
 """Bins by the number of rows: those of one number each, those per doubling after that, and all."""
-_FADE = 0.998
-"""Decay of the sums per iteration."""
-_CLIP = 0.5
-"""Seconds are clipped to within this share of the expected ones."""
-_FIXED_SHARE = 0.5
-"""Assumed share of an iteration that does not grow with its sequences."""
+_FADE = 0.998  # decay of the sums per iteration
+_CLIP = 0.5  # seconds are clipped to within this share of the expected ones
+_FIXED_SHARE = 0.5  # assumed share of an iteration that does not grow with its sequences
 _ASSUMED, _WORST = 0.1, 2.0
 """Assumed price of a drafted row, and the worst, in prices of a sequence."""
 _WEIGHT = 0.1
 """Weight of the assumptions, in iterations of the usual size; half of it for the one on drafted
 rows, which are tried few at a time."""
-_DOUBTED = 0.2
-"""Share of the evidence on drafted rows that `Prices.doubt_drafted` keeps."""
+_DOUBTED = 0.2  # share of the evidence on drafted rows that `Prices.doubt_drafted` keeps
 _SWEEPS = 30  # of coordinate descent over the prices
-_RECENT = 30
-"""Iterations that a bin remembers, about."""
-_STRAIGHT = 2.0
-"""Weight, in iterations, of the assumption that a bin's factor is 1."""
+_RECENT = 30  # iterations that a bin remembers, about
+_STRAIGHT = 2.0  # weight, in iterations, of the assumption that a bin's factor is 1
 
 
 class Prices:
@@ -184,8 +175,7 @@ class Prices:
 
     Prices fit all observed iterations, by relative error, so observations of some mixes predict
     every other mix. The factor describes what is not linear: a GPU's time is flat and then steep, a
-    CPU's rises in steps.
-    """
+    CPU's rises in steps."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((_QUANTITIES, _QUANTITIES + 1))
@@ -210,9 +200,7 @@ class Prices:
         self, sequences: int, kv_tokens: int, max_drafted: int, *, at_worst: bool = False
     ) -> Floats:
         """Return an iteration's seconds with 0, 1, ... `max_drafted` drafted rows, never falling.
-
-        `at_worst`: assume the worst price of drafted rows where nothing is known.
-        """
+        `at_worst`: assume the worst price of drafted rows where nothing is known."""
         row = np.array([1.0, sequences, 0.0, 0.0, kv_tokens])
         return _seconds(row, self._prices[int(at_worst)], self._bins, max_drafted)
 
@@ -314,8 +302,7 @@ def _bin(rows):
     return min(_EXACT + int(_PER_OCTAVE * np.log2(rows / _EXACT)), _BINS - 1)
 
 
-LEAST_GAIN = 0.02
-"""Least relative gain that counts: times are not known more exactly."""
+LEAST_GAIN = 0.02  # least relative gain that counts: times are not known more exactly
 
 
 def best_cut(
@@ -332,8 +319,7 @@ def best_cut(
 
     `seconds`: of the iteration with 0, 1, ... drafted rows, up to the number of nodes. The result
     is cut to the nodes that add at most `max_loss` to `worst`, but to no less than one node.
-    `discount`: see `Acceptance`.
-    """
+    `discount`: see `Acceptance`."""
     counts = proposals.counts
     is_node = np.arange(proposals.tokens.shape[1]) < counts[:, None]
     falling = -proposals.path_probability[is_node].astype(np.float64)
@@ -350,8 +336,7 @@ def best_cut(
 _FIRST_SHARE, _LAST_SHARE = 0.02, 0.005
 _INITIAL_SEARCHES, _INITIAL_ITERATIONS = 3.0, 0.2
 """The initial budget: fruitless searches that it pays for, plus a share of an iteration."""
-_LIMIT = 4.0
-"""Most that the budget holds beyond the initial one, in iterations."""
+_LIMIT = 4.0  # most that the budget holds beyond the initial one, in iterations
 
 
 class Budget:
@@ -360,8 +345,7 @@ class Budget:
     After a trial that made a loss, search pauses until the loss is less than a share of the time
     since. The share is halved after each such trial, from 2% to 0.5%: drafting that begins to pay
     is soon tried, and losses stay below the last share, except for a few initial budgets. The pause
-    ends when the number of sequences has halved: few rows make drafts cheap.
-    """
+    ends when the number of sequences has halved: few rows make drafts cheap."""
 
     def __init__(self) -> None:
         self._left: float | None = None
@@ -395,11 +379,9 @@ class Budget:
         self._pause -= seconds
 
     def searched(self, sequences: int, *, search: float, saved: float, plain: float) -> None:
-        """Record an iteration with a search; all times in seconds.
-
-        `search`: of the search. `saved`: by drafting, `search` included; negative for a loss.
-        `plain`: of an iteration without drafts.
-        """
+        """Record an iteration with a search; all times in seconds. `search`: of the search.
+        `saved`: by drafting, `search` included; negative for a loss. `plain`: of an iteration
+        without drafts."""
         if not self._search:
             # The first search also loads all compiled code, so later ones are faster.
             loading = max(search - _INITIAL_ITERATIONS * plain, 0.0)

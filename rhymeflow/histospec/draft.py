@@ -26,8 +26,7 @@ NONE = Draft([], [])
 class DraftStats:
     """Totals over an engine's lifetime, of sequences that were ready to decode."""
 
-    steps: int = 0
-    """Number of pairs of a sequence and an iteration that generated tokens of it."""
+    steps: int = 0  # number of pairs of a sequence and an iteration that generated tokens of it
     generated: int = 0  # tokens generated in these steps, at least one each
     drafted: int = 0  # tokens proposed and verified
     accepted: int = 0  # drafted tokens that were accepted

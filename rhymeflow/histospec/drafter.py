@@ -7,8 +7,7 @@
     drafter.end(handle)
 
 It searches the history and the running sequences; `control.py` decides how much is verified, taking
-the drafter's own time into account.
-"""
+the drafter's own time into account."""
 
 from __future__ import annotations
 
@@ -29,10 +28,8 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.histospec.search import Search
 
 _MOST_LIVE_TOKENS = 2_000_000
-_MAX_UNINDEXED = 64
-"""Most iterations whose tokens are not indexed yet."""
-_FIRST_ITERATIONS = 3
-"""Iterations before the first search, which measure the time without drafts."""
+_MAX_UNINDEXED = 64  # most iterations whose tokens are not indexed yet
+_FIRST_ITERATIONS = 3  # iterations before the first search, which measure the time without drafts
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL = 16, 100
 """Iterations with drafts between two plain ones, at first and later. Plain iterations measure the
 time without drafts."""
@@ -63,8 +60,7 @@ class Drafter:
     `history`: index of earlier responses; None: drafts come from running sequences only. At most
     `max_sequences` run at a time, of at most `max_length` tokens (prompt and response). `clock`
     returns seconds; with `search_seconds` a search is taken to last so long for each response,
-    and all else of the drafter no time.
-    """
+    and all else of the drafter no time."""
 
     def __init__(
         self,
@@ -97,11 +93,7 @@ class Drafter:
         self._since_plain = 0  # iterations with drafts since the last one without
         self._plain_interval = _FIRST_PLAIN_INTERVAL
         self._search = Search(
-            self._live,
-            history,
-            drafting,
-            max_sequences=max_sequences,
-            rates=self.acceptance.rates,
+            self._live, history, drafting, max_sequences=max_sequences, rates=self.acceptance.rates
         )
 
     @property
@@ -142,11 +134,9 @@ class Drafter:
     def propose(
         self, handles: list[int], max_tokens: list[int], *, other_rows: int, kv_tokens: int
     ) -> list[Draft]:
-        """Return a draft for each handle, `NONE` for none.
-
-        `max_tokens`: the most tokens of each draft. `other_rows`: rows of the iteration that belong
-        to sequences that do not decode yet. `kv_tokens`: tokens in the cache.
-        """
+        """Return a draft for each handle, `NONE` for none. `max_tokens`: the most tokens of each
+        draft. `other_rows`: rows of the iteration that belong to sequences that do not decode yet.
+        `kv_tokens`: tokens in the cache."""
         started = self._clock()
         self._iteration = iteration = _Iteration(len(handles), other_rows, kv_tokens)
         drafts = [NONE] * len(handles)
@@ -170,8 +160,7 @@ class Drafter:
 
         These are the accepted tokens of the draft and one more, or fewer if the response ended
         among them. `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
-        `other_rows`: if given, corrects the value given to `propose`.
-        """
+        `other_rows`: if given, corrects the value given to `propose`."""
         started = self._clock()
         iteration = self._iteration or _Iteration(0, rows - len(handles), kv_tokens)
         self._iteration = None
@@ -294,11 +283,9 @@ _REHEARSAL = 24
 def drafter_of(
     config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
 ) -> Drafter:
-    """Create an engine's drafter, with all its code compiled.
-
-    `history`: None to draft from the engine's own responses only. `max_length`: most tokens of a
-    prompt and its response. `stats`: totals of the engine's earlier drafters, which it continues.
-    """
+    """Create an engine's drafter, with all its code compiled. `history`: None to draft from the
+    engine's own responses only. `max_length`: most tokens of a prompt and its response. `stats`:
+    totals of the engine's earlier drafters, which it continues."""
     rehearse(config)
     index = None if history is None else Index.attach(history)
     places = config.rollout.max_num_seqs
@@ -315,11 +302,9 @@ def drafter_of(
 
 
 def rehearse(config: Config) -> None:
-    """Run all of drafting's code once, so that numba compiles it.
-
-    That takes about 15 seconds, once per machine; later processes load numba's cache. The history
-    process does it while responses are already being generated; instances draft after that.
-    """
+    """Run all of drafting's code once, so that numba compiles it. That takes about 15 seconds, once
+    per machine; later processes load numba's cache. The history process does it while responses are
+    already being generated; instances draft after that."""
     index = Index(max_tokens=256, max_responses=4)
     response = index.begin([1, 2], sample=0, noise_epoch=0)
     index.extend(response, [3])

@@ -3,8 +3,7 @@
 One process writes; others may read the same shared memory at the same time without locks: reads may
 be torn, but never out of bounds. New text overwrites the oldest. Chains through flat arrays take
 about a tenth of the memory of the suffix trees of RhymeRL (arXiv 2508.18588) and SuffixDecoding
-(arXiv 2411.04975), and a token is added in constant time.
-"""
+(arXiv 2411.04975), and a token is added in constant time."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from rhymeflow.histospec import kernels
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.utils import shared_memory
 
-PROMPT_TAIL = 16
-"""Last tokens of the prompt that are indexed with a response."""
+PROMPT_TAIL = 16  # last tokens of the prompt that are indexed with a response
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
@@ -50,8 +48,7 @@ class Index:
 
     Holds `max_tokens` tokens of `max_responses` responses (fewer tokens if responses are much
     shorter than a block of 26). The process that created a shared index frees it with `close`;
-    `prefix` begins the name of the shared memory.
-    """
+    `prefix` begins the name of the shared memory."""
 
     def __init__(
         self,
@@ -86,8 +83,7 @@ class Index:
         return index
 
     def _take(self, handle: IndexHandle, arrays: Arrays, *, owns: bool) -> None:
-        self.handle = handle
-        """The name (empty for private memory) and sizes of the index."""
+        self.handle = handle  # the name (empty for private memory) and sizes of the index
         self._arrays = arrays
         self._owns = owns
         self.readable = Arrays(*(array.view() for array in arrays))
@@ -102,12 +98,9 @@ class Index:
             shared_memory.free(self.handle.name)
 
     def begin(self, prompt_ids: Sequence[int], *, sample: int, noise_epoch: int) -> int:
-        """Add a response to this prompt and return its number.
-
-        The last tokens of the prompt are stored before the response, so that its first token is
-        found too, and text of the prompt is proposed to its own responses. `noise_epoch` -1:
-        unknown.
-        """
+        """Add a response to this prompt and return its number. The last tokens of the prompt are
+        stored before the response, so that its first token is found too, and text of the prompt is
+        proposed to its own responses. `noise_epoch` -1: unknown."""
         key, tail = prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]
         response: int = kernels.begin(self._arrays, key, len(tail), sample, noise_epoch)
         self.extend(response, tail)

@@ -14,8 +14,7 @@ While a writer in another process changes the index:
 - every walk ends: chains are followed for `_STEPS` links, and block numbers strictly rise or fall
   along a response;
 - a value read from shared memory is used as a position only after a check against the counters,
-  which a reader reads once.
-"""
+  which a reader reads once."""
 
 from __future__ import annotations
 
@@ -139,10 +138,8 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch):
 
 @kernel
 def append_many(arrays, responses, tokens, offsets):
-    """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i.
-
-    All tokens are stored before any is chained, so that prefetches overlap.
-    """
+    """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i. All tokens are stored
+    before any is chained, so that prefetches overlap."""
     buckets = np.empty((offsets[-1] + 1, NUM_LEVELS), np.int64)
     positions = np.empty(offsets[-1] + 1, np.int64)
     count = 0
@@ -392,10 +389,8 @@ def _followed(text, position, recent, num_new):
 @inner
 def align(arrays, prompt, sample, noise_epoch, length, at):
     """Fill `at` with positions in the newest finished responses of this prompt, sample and noise.
-
     Each is the position of the token before the response's token number `length`, from 0. Returns
-    their number.
-    """
+    their number."""
     records, text = arrays.records, _text(arrays)
     count = 0
     response = arrays.prompts[prompt % arrays.prompts.shape[0]]
@@ -436,8 +431,7 @@ def collect(live, history, contexts, candidates, handles, most, texts, work):
 
     Sequence i has row i of `texts`. Source 0 is the live index, 1 the history. Each pass goes over
     all sequences and prefetches what the next pass reads, so that memory latency is paid once
-    instead of once per sequence.
-    """
+    instead of once per sequence."""
     # The counters are read once, so that a block is valid during all passes or in none.
     live_text, history_text = _text(live), _text(history)
     _prefetch_blocks(live_text, 0, candidates, handles, most)
@@ -558,9 +552,7 @@ def _hash(contexts, handle, keys):
 @inner
 def _begin_chains(arrays, text, level, parts, contexts, candidates, handles, work, count):
     """Choose the sequences whose chain is followed, and its first position; return their number.
-
-    The free places of a sequence are shared by the `parts` indexes still to come at this level.
-    """
+    The free places of a sequence are shared by the `parts` indexes still to come at this level."""
     walking = 0
     for j in range(count):
         i = work.rows[j]

@@ -3,8 +3,7 @@
 With counter-based Gumbel-max sampling, two similar policies choose the same token from the same
 noise with probability at least (1 - TV) / (1 + TV), where TV is the total variation distance of
 their distributions (Daliri, Musco and Suresh, arXiv 2408.07978). So a response that shares its
-noise with one of an earlier epoch repeats most of it, and drafts from that are accepted.
-"""
+noise with one of an earlier epoch repeats most of it, and drafts from that are accepted."""
 
 from __future__ import annotations
 

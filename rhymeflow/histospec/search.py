@@ -3,8 +3,7 @@
 In each index a sequence has candidates: positions where the preceding tokens equal the sequence's
 last ones (longest suffixes first, newest text first, see `kernels.LEVELS`), and the same position
 in responses with the same prompt, sample and noise. Candidates that predicted the next tokens are
-kept; when too few are left, the indexes are searched again.
-"""
+kept; when too few are left, the indexes are searched again."""
 
 from __future__ import annotations
 
@@ -49,10 +48,8 @@ class Candidates(NamedTuple):
 
 
 class Search:
-    """Makes proposals for the sequences of one engine, at most `max_sequences` at a time.
-
-    `rates` float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place.
-    """
+    """Makes proposals for the sequences of one engine, at most `max_sequences` at a time. `rates`
+    float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place."""
 
     def __init__(
         self,
@@ -90,10 +87,8 @@ class Search:
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """Add a sequence whose response has `tokens` so far.
-
-        Returns a handle: a small number, reused after `end`.
-        """
+        """Add a sequence whose response has `tokens` so far. Returns a handle: a small number,
+        reused after `end`."""
         handle = self._free.pop()
         key = prompt_key(prompt_ids)
         recent = np.array([*prompt_ids[-kernels.MEMORY :], *tokens[-kernels.MEMORY :]], np.int32)
@@ -136,11 +131,9 @@ class Search:
         kernels.remember(self._contexts, handles, tokens, offsets)
 
     def propose(self, handles: np.ndarray, most: np.ndarray, states: np.ndarray) -> Proposals:
-        """Draft at most most[i] and `max_draft` tokens for handles[i], for all i.
-
-        `states`: of the sequences, see `control`. All three are int64 [n]. The result is newly
-        allocated. Sequences with most[i] = 0 cost nothing.
-        """
+        """Draft at most most[i] and `max_draft` tokens for handles[i], for all i. `states`: of the
+        sequences, see `control`. All three are int64 [n]. The result is newly allocated. Sequences
+        with most[i] = 0 cost nothing."""
         n, width = len(handles), self._max_draft
         proposals = Proposals(
             np.empty((n, width), np.int32),
@@ -161,11 +154,9 @@ class Search:
 
 
 def _weights() -> np.ndarray:
-    """Return the votes by origin and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1].
-
-    They double for every 1.5 matched tokens, up to 16 tokens, and are higher for text of the same
-    prompt (chosen by replay of recorded rollouts, `benchmarks/drafter.py`).
-    """
+    """Return the votes by origin and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1]. They
+    double for every 1.5 matched tokens, up to 16 tokens, and are higher for text of the same prompt
+    (chosen by replay of recorded rollouts, `benchmarks/drafter.py`)."""
     matched = np.minimum(np.arange(kernels.LONGEST_MATCH + 1), 16)
     return np.outer(_NEARNESS, 2.0 ** (matched / 1.5)).astype(np.float32)
 

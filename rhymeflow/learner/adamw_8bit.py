@@ -3,8 +3,7 @@
 A moment is stored as the nearest of 255 fractions of the greatest in its block, of 256 values of a
 row (arXiv 2110.02861: dynamic, block-wise quantisation). Blocks do not cross rows, of which ranks
 have whole ones. Of the second moment the root is stored, whose range is half as wide, and never
-rounded to 0, since it divides.
-"""
+rounded to 0, since it divides."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 256
-"""Values that share a scale."""
+BLOCK = 256  # values that share a scale
 MOMENTS = ("exp_avg", "exp_avg_root")
 
 

@@ -1,8 +1,7 @@
 """Attention within each sequence of a packed row, as a `models.attention.Attention`.
 
 `PackedAttention` runs causal SDPA on sequences of similar length in padded rectangles, and scatters
-the results back. `FlexAttention` is for GPUs.
-"""
+the results back. `FlexAttention` is for GPUs."""
 
 from __future__ import annotations
 
@@ -59,11 +58,9 @@ ADDED = 8
 def _by_sdpa(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLE: Tensor, seen_LL: Tensor | None, weighing: Weighing
 ) -> Tensor:
-    """Attend to earlier places of the same row, or to those in `seen_LL`.
-
-    A sink becomes one more token before the first. Its key is 0 but for an added number, by which
-    each query's added number is multiplied; its value is 0. The query beside it is not used.
-    """
+    """Attend to earlier places of the same row, or to those in `seen_LL`. A sink becomes one more
+    token before the first. Its key is 0 but for an added number, by which each query's added number
+    is multiplied; its value is 0. The query beside it is not used."""
     is_grouped, width = q_BHLD.shape[1] != k_BGLD.shape[1], v_BGLE.shape[3]
     if weighing.sink_H is not None:
         batch, heads, length, dim = q_BHLD.shape
@@ -108,8 +105,7 @@ def _by_scores(
     return (weights_BHLL @ v_BHLE).to(q_BHLD.dtype)
 
 
-BLOCK = 128
-"""Tokens per block of the mask, FlexAttention's default."""
+BLOCK = 128  # tokens per block of the mask, FlexAttention's default
 
 
 class FlexAttention(Attention):
@@ -117,8 +113,7 @@ class FlexAttention(Attention):
 
     Two sequences may share only a prefix, so the row is a forest. It is attended to in place, with
     shared tokens computed once, and padded to whole blocks to bound the number of compiled shapes.
-    On CPUs there is no backward pass.
-    """
+    On CPUs there is no backward pass."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         self._num_tokens = num_tokens

@@ -6,8 +6,7 @@
     learner/progress.json    version, token count, optimizer steps
 
 Each rank writes its rows of the state; any number of ranks can read them. transformers loads the
-rest. A directory under its final name is complete, even after a loss of power.
-"""
+rest. A directory under its final name is complete, even after a loss of power."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class LearnerCopy:
 
         Raises:
             OSError: a rank cannot write; raised on all ranks, and nothing is left on the disk.
-            RuntimeError: a rank is gone.
-        """
+            RuntimeError: a rank is gone."""
         try:
             self._on_lead(checkpoint.begin)
             self._write_state(checkpoint)
@@ -145,11 +143,9 @@ def export(
     blocks: Iterable[Mapping[str, Tensor]],
     count: int = 1,
 ) -> None:
-    """Write the files of a Hugging Face model, with one weights file for each of `count` blocks,
-    or if the model has an adapter, the files of that: `blocks` are then its parameters.
-
-    Tensors have the names that the model's family has in files; buffers are in the first file.
-    """
+    """Write the files of a Hugging Face model, with one weights file for each of `count` blocks, or
+    if the model has an adapter, the files of that: `blocks` are then its parameters. Tensors have
+    the names that the model's family has in files; buffers are in the first file."""
     directory = checkpoint.files
     if (adapter := adapter_in(model)) is not None:
         tensors = {name: each for block in blocks for name, each in block.items()}

@@ -1,8 +1,7 @@
 """Attention within each sequence of a packed row on a CPU, by `cpu.packed_attention`.
 
 The row is attended to in place: nothing is gathered, and shared tokens attend once. The work is
-divided among as many threads as torch uses; the result does not depend on their number.
-"""
+divided among as many threads as torch uses; the result does not depend on their number."""
 
 from __future__ import annotations
 

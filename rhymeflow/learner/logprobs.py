@@ -3,8 +3,7 @@
 The body runs over the packed row, the head over `chunk_size` hidden states at a time. A loss is a
 sum over tokens, so each chunk's is differentiated before the next chunk begins. Logits are float32,
 by the engine's head (`models.lm_head`) and shaping (`models.logits`); their gradient is rounded to
-the model's dtype, an error of 1 in 512 in single terms of long sums.
-"""
+the model's dtype, an error of 1 in 512 in single terms of long sums."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class TokenScorer:
 
         `loss_of` is called once per chunk, in order, with log-probabilities that carry gradient.
         From the loss each token's entropy times `bonus_R` is subtracted; the one whose gradient is
-        `gradient_of` is added.
-        """
+        `gradient_of` is added."""
         outputs = self.forward(lambda: self._head_backward(row, loss_of, bonus_R, gradient_of))
         hidden_RD, gradient_RD, logprob_R, entropy_R = outputs
         hidden_RD.backward(gradient_RD)
@@ -106,10 +104,8 @@ class TokenScorer:
         bonus_R: Tensor | None,
         gradient_of: GradientOf | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the body's output [R, D], the loss's gradient by it, and the scores.
-
-        Gradients of a bfloat16 head are added up over chunks in float32 and rounded once.
-        """
+        """Return the body's output [R, D], the loss's gradient by it, and the scores. Gradients of
+        a bfloat16 head are added up over chunks in float32 and rounded once."""
         targets_R = self._tensor(row.targets_R)
         # Also for a frozen body: FSDP ends a pass when the gradient reaches the pass's output.
         hidden_RD, lm_head = self.hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
@@ -190,8 +186,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
     d logprob[target] / d products = (onehot - softmax) / temperature * `LMHead.slope`; left-out
     tokens have softmax 0. That of the entropy H is -softmax * (log softmax + H) in place of the
-    difference. The gradient overwrites the logits. `further` returns that of a further loss.
-    """
+    difference. The gradient overwrites the logits. `further` returns that of a further loss."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,6 @@
 """The metrics of one training step, under TRL's names where TRL has them.
 
-Means per token are over the response tokens in the loss, in all optimizer steps of the batch.
-"""
+Means per token are over the response tokens in the loss, in all optimizer steps of the batch."""
 
 from __future__ import annotations
 
@@ -95,11 +94,9 @@ class Totals:
 
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
-    """Return the metrics of a batch that depend on its samples alone, by response.
-
-    The mean and standard deviation of a reward function are over the responses it applied to. If
-    all responses were truncated, the `terminated_length` metrics are 0, as in TRL.
-    """
+    """Return the metrics of a batch that depend on its samples alone, by response. The mean and
+    standard deviation of a reward function are over the responses it applied to. If all responses
+    were truncated, the `terminated_length` metrics are 0, as in TRL."""
     responses = first_sequences(batch)
     reward_N = np.array([sample.reward for sample in responses])
     length_N = by_response(batch, [sample.num_sampled for sample in batch])

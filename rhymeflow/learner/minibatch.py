@@ -2,8 +2,7 @@
 
 A group is in one optimizer step; groups keep the order of the batch. Every sample in the loss is in
 one micro-batch of its step, on one rank; a sample with zero gradient is only scored. The split is a
-pure function of the batch, so ranks need no communication for it.
-"""
+pure function of the batch, so ranks need no communication for it."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class MicroBatch:
 
     row: PackedRow
     inputs: TokenInputs
-    needs_grad: bool
-    """False if the gradient is exactly 0 and the row is only scored."""
+    needs_grad: bool  # false if the gradient is exactly 0 and the row is only scored
     for_teacher: PackedRow
     """The same response tokens in the same order, after the prompts that a teacher reads."""
     gradient_R: Tensor | None = None
@@ -176,8 +174,7 @@ def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> li
 
     Each rank has an equal share of the tokens, in order; a sample goes to the rank in whose share
     its middle token is. So a rank's tokens differ from the mean by at most one sample's, plus those
-    shared across a cut.
-    """
+    shared across a cut."""
     tokens_N = np.array(added_tokens(samples, members), dtype=np.int64)
     end_N = tokens_N.cumsum()
     total = int(end_N[-1]) if len(members) else 1

@@ -8,8 +8,7 @@ same prompt share its tokens, and those of their responses up to where they diff
     sequences  [p p p x a a]  [p p p x b b]  [q q c]
 
 The gradient of a shared token is the sum over its samples. The last token of a response predicts
-nothing and is not in the row. Observations of an environment are in the row, but not predicted.
-"""
+nothing and is not in the row. Observations of an environment are in the row, but not predicted."""
 
 from __future__ import annotations
 
@@ -27,22 +26,16 @@ from rhymeflow.learner.sample import Sample
 class PackedRow:
     """One micro-batch. T tokens in the row, R sampled response tokens predicted by them."""
 
-    members: tuple[int, ...]
-    """Index of each sequence's sample in the list that was packed."""
-    tokens_T: np.ndarray
-    """Token ids, int64."""
-    positions_T: np.ndarray
-    """Position of each token in its own sequence, int64."""
+    members: tuple[int, ...]  # index of each sequence's sample in the list that was packed
+    tokens_T: np.ndarray  # token ids, int64
+    positions_T: np.ndarray  # position of each token in its own sequence, int64
     sequences: tuple[np.ndarray, ...]
     """For each member, where its tokens lie in the row, in order, int64."""
     predictors_R: np.ndarray
     """Row index of the token that predicts each sampled one, int64; by member, in order."""
-    targets_R: np.ndarray
-    """The sampled tokens, int64."""
-    lengths: tuple[int, ...]
-    """Sampled tokens of each member; their sum is R."""
-    size_unshared: int
-    """What T would be if samples shared only their prompt."""
+    targets_R: np.ndarray  # the sampled tokens, int64
+    lengths: tuple[int, ...]  # sampled tokens of each member; their sum is R
+    size_unshared: int  # what T would be if samples shared only their prompt
 
 
 def pack(
@@ -57,8 +50,7 @@ def pack(
     Each sample is in exactly one row. A sample that does not fit begins a new row. To decide that,
     responses are counted in full, shared prefixes included, so a row neither holds nor predicts
     more than `max_tokens` tokens; with `counts_copies` prompts too, for models with layers that
-    compute what is shared for each sample. A sample that is longer gets a row of its own.
-    """
+    compute what is shared for each sample. A sample that is longer gets a row of its own."""
     rows = []
     row, size = _Builder(), 0
     for member in members:
@@ -105,13 +97,11 @@ class _Builder:
 
     def __init__(self) -> None:
         self.members: list[int] = []
-        self.size_unshared = 0
-        """Tokens of its prompts, each once, and of its responses in full."""
+        self.size_unshared = 0  # tokens of its prompts, each once, and of its responses in full
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
-        self._known: dict[tuple[int, ...], _Prefixes] = {}
-        """The samples so far, by prompt."""
+        self._known: dict[tuple[int, ...], _Prefixes] = {}  # the samples so far, by prompt
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
@@ -160,8 +150,7 @@ class _Prefixes:
 
     They are sorted by their tokens' bytes, so a sample with the longest common prefix is next to
     where a new one would be inserted, and only two are compared. If several have that prefix, they
-    share its tokens, so any will do.
-    """
+    share its tokens, so any will do."""
 
     def __init__(self) -> None:
         self._sorted: list[bytes] = []

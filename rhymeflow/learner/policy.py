@@ -3,8 +3,7 @@
 When sharded, a layer's parameters are gathered before it computes and freed after it; those outside
 the layers (embeddings, last norm, head) are gathered for the whole pass. FSDP does this in module
 hooks, so all that computes with the model must run inside `Shards`: outside, `head.weight` has only
-a rank's rows. Source: ZeRO-3 (arXiv 1910.02054, section 5.3).
-"""
+a rank's rows. Source: ZeRO-3 (arXiv 1910.02054, section 5.3)."""
 
 from __future__ import annotations
 
@@ -38,11 +37,8 @@ def proved_scorer(
     learner: LearnerConfig,
     shards: Shards | None = None,
 ) -> TokenScorer:
-    """Return a scorer of `model`, which is inside `shards` if it is sharded.
-
-    Raises:
-        UserError: its log-probabilities are not the model's own.
-    """
+    """Return a scorer of `model`, which is inside `shards` if it is sharded. Raises `UserError` if
+    its log-probabilities are not the model's own."""
     attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
     forward = call_directly if shards is None else shards.run
     scorer = TokenScorer(model.eval(), rollout, chunk, attention, forward)
@@ -80,8 +76,7 @@ class Shards(nn.Module):
 
     They are in float32, what is under an adapter in `compute_dtype`. `read`, given if parameters
     have no values yet, returns rows of one by its name. Gradients are summed over ranks, not
-    averaged: ranks' losses are parts of one sum. Methods are collectives.
-    """
+    averaged: ranks' losses are parts of one sum. Methods are collectives."""
 
     reshard: Callable[[], None]  # FSDP's: frees gathered parameters
 

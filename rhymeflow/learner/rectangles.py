@@ -16,8 +16,7 @@ SLACK = 0.125
 """Share by which a rectangle's sequences may be shorter than its longest one. Between 0.05 and 0.25
 the time differs by less than its spread; one call per sequence takes twice as long."""
 
-MIN_SLACK = 16
-"""Tokens by which they may be shorter if that is more."""
+MIN_SLACK = 16  # tokens by which they may be shorter if that is more
 
 
 class Rectangles:
@@ -47,9 +46,7 @@ class Rectangles:
         return x_NE.index_select(0, self._source_T)
 
 
-def _rectangles(
-    sequences: Sequence[np.ndarray],
-) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+def _rectangles(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
     """Return padded rectangles of row indices [B, L], -1 for padding, longest first."""
     longest_first = sorted(sequences, key=len, reverse=True)
     places, shapes = [], []

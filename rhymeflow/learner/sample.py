@@ -17,11 +17,9 @@ class Sample:
     have the same reward. Whatever is counted by response counts them as one (`responses`).
 
     `completion_ids`, `logprobs` and `versions` are equally long; at least one token was sampled.
-    Observed tokens, which an environment gave, are in no loss and no statistics.
-    """
+    Observed tokens, which an environment gave, are in no loss and no statistics."""
 
-    group: int
-    """Number of the group: samples with the same number are compared with each other."""
+    group: int  # number of the group: samples with the same number are compared with each other
     prompt_ids: list[int]
     completion_ids: list[int]
     """Tokens of the response, the stop token included where the policy generated one."""
@@ -30,10 +28,8 @@ class Sample:
     versions: list[int]
     """The version of the weights that sampled each response token, or the last token before an
     observed one."""
-    reward: float
-    """The weighted sum of the reward functions."""
-    truncated: bool
-    """Whether the response was cut (`core.types.CUT`), not ended by the policy."""
+    reward: float  # the weighted sum of the reward functions
+    truncated: bool  # whether the response was cut (`core.types.CUT`), not ended by the policy
     components: dict[str, float] = field(default_factory=dict)
     """The value of each reward function or environment that applied, by name."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -41,8 +37,7 @@ class Sample:
     observed: list[bool] = field(default_factory=list)
     """Whether each response token is an environment's, or in the loss of an earlier sequence of the
     response; empty if none is."""
-    sequence: int = 0
-    """Number of this sequence of the response."""
+    sequence: int = 0  # number of this sequence of the response
     teacher_prompt_ids: list[int] | None = None
     """What a teacher reads in place of the prompt; None: the prompt."""
 

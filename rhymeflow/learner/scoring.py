@@ -1,8 +1,7 @@
 """What has to be known of a batch before its gradients: scores of policies that do not change.
 
 They are those of the policy before the batch's first step and of the reference; what follows from
-them for whole responses and for the whole batch is the same on all ranks.
-"""
+them for whole responses and for the whole batch is the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Teachers of on-policy distillation: how likely they find the tokens that the policy sampled.
 
-A teacher may read another prompt before the same tokens (`MicroBatch.for_teacher`).
-"""
+A teacher may read another prompt before the same tokens (`MicroBatch.for_teacher`)."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ Log-probabilities are under the learner's policy, float32 (with `tis` and `decou
     4  masked   the token is not in the loss: it is observed, or the whole response is left out
                 (`learner.mask_truncated_completions`)
 
-A response that is left out has flags but no log-probabilities; those of observed tokens are NaN.
-"""
+A response that is left out has flags but no log-probabilities; those of observed tokens are NaN."""
 
 from __future__ import annotations
 

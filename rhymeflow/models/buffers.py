@@ -2,8 +2,7 @@
 
 They are not trained, and are published with the weights, since an engine makes the model without
 its files: in float32, as transformers keeps most of them, but single numbers, constants of
-activation functions, in compute precision, as vLLM has them.
-"""
+activation functions, in compute precision, as vLLM has them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 SmolLM2's GGUF file loads in 16 seconds, the converted directory in one. Directories are in
 `$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by a hash of the file and the
-version of transformers, and created by a rename, so they are complete. Deleting them is safe.
-"""
+version of transformers, and created by a rename, so they are complete. Deleting them is safe."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rhymeflow.errors import UserError
 
-_FORMAT = 1
-"""Part of the directories' names; increment it when the converted files change."""
+_FORMAT = 1  # part of the directories' names; increment it when the converted files change
 
 
 def converted(gguf: Path) -> Path:

@@ -3,8 +3,7 @@
 A bfloat16 logit of 20 is rounded to a multiple of 1/8, an error of several percent in every
 probability; if only one side rounded, the learner would see off-policy data. On CUDA the product
 accumulates in float32. On CPUs a float32 copy of the weight is kept, packed for few rows unless
-`many_rows`: from about a hundred rows the packed one is slower (61 against 85 GFLOPS on AVX2).
-"""
+`many_rows`: from about a hundred rows the packed one is slower (61 against 85 GFLOPS on AVX2)."""
 
 from __future__ import annotations
 
@@ -67,10 +66,8 @@ class LMHead:
 
 
 def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
-    """Return the factor of the head's products, and the soft cap of the result.
-
-    The options' names are transformers'; `proof.py` finds models that use others.
-    """
+    """Return the factor of the head's products, and the soft cap of the result. The options' names
+    are transformers'; `proof.py` finds models that use others."""
     factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)
     factor *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1

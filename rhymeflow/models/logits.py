@@ -3,8 +3,7 @@
 In this order: logits are cast to float32, and divided by the temperature (unless it is 0, greedy);
 `top_k` keeps the k likeliest tokens; `top_p` keeps the fewest of those, renormalised, that together
 reach it. A token as likely as the last one kept is also kept, so the result does not depend on the
-order of the vocabulary.
-"""
+order of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,19 +12,13 @@ from torch import Tensor
 
 
 def shaped(
-    logits_RV: Tensor,
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    keep_R: Tensor | None = None,
+    logits_RV: Tensor, *, temperature: float, top_k: int, top_p: float, keep_R: Tensor | None = None
 ) -> Tensor:
     """Return float32 logits [R, V] of the distribution sampled from, -inf for left-out tokens.
 
     `top_k` 0 and `top_p` 1 are off. `keep_R` has one token per row that is never left out: the
     behaviour policy, with slightly other weights, may have sampled a token that would be left out,
-    and its log-probability must be finite. The input is not changed.
-    """
+    and its log-probability must be finite. The input is not changed."""
     x_RV = logits_RV.float()
     if temperature not in (0.0, 1.0):
         x_RV = x_RV / temperature

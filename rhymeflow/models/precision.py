@@ -3,8 +3,7 @@
 bfloat16 where the hardware multiplies it (CUDA from Ampere on, CPUs with AVX512-BF16 or AMX, ARM
 with BF16); float32 elsewhere, and for models below `SMALL` parameters. Call overhead dominates the
 steps of these (on one AVX512-BF16 core bfloat16 makes the demo only 1.1 to 1.2 times as fast), and
-in float32 rollout and training agree on every log-probability.
-"""
+in float32 rollout and training agree on every log-probability."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ import torch
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 
-SMALL = 20_000_000
-"""Number of parameters below which `auto` is float32."""
+SMALL = 20_000_000  # number of parameters below which `auto` is float32
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 

@@ -2,8 +2,7 @@
 
 Both run it in their own way: with plugged-in attention, fused layers and a separate head. Before
 use, their log-probabilities of some thirty tokens are compared with those of transformers' own code
-with eager attention, under the same weights. No second copy is made.
-"""
+with eager attention, under the same weights. No second copy is made."""
 
 from __future__ import annotations
 
@@ -21,15 +20,13 @@ from rhymeflow.models.lm_head import LMHead
 
 _SIZES = ((1, 6), (7, 14), (7, 12))
 """Tokens of each prompt, and of both parts. The last two share a prefix beyond the prompt."""
-_NEAR = 256
-"""A window or chunk of up to so many tokens is filled by one more prompt."""
+_NEAR = 256  # a window or chunk of up to so many tokens is filled by one more prompt
 _EXACT, _ROUNDED = 1e-2, 0.1
 """Tolerances in standard deviations of the logits. Correct results differ by 1e-5, in bfloat16 by
 0.03 (SmolLM2-135M, 30 layers); wrong attention by 0.5 and more."""
 _FLOATS = (torch.float32, torch.float64)
 
-Sequences = list[tuple[list[int], int]]
-"""Token ids, and how many of them are the prompt."""
+Sequences = list[tuple[list[int], int]]  # token ids, and how many of them are the prompt
 OwnLogprobs = tuple[Tensor, float]
 """Log-probabilities of the tokens after each prompt, in nats, and the mean standard deviation of a
 row of logits."""
@@ -100,10 +97,8 @@ def _refused(model: PreTrainedModel, reason: str) -> UserError:
 
 @contextmanager
 def _by_itself(model: PreTrainedModel) -> Iterator[tuple[LMHead, list[Tensor]]]:
-    """Give the model its eager attention; each call of its body appends the last hidden states.
-
-    Its head's products are float32, as `LMHead`'s: rounding would hide errors.
-    """
+    """Give the model its eager attention; each call of its body appends the last hidden states. Its
+    head's products are float32, as `LMHead`'s: rounding would hide errors."""
     head, hidden = LMHead(model, many_rows=True), list[Tensor]()
 
     def product(module: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 transformers uses the long factors for a whole call if any position in it is beyond the length of
 the model's original training, so a response would depend on others in its batch (law 3). Here the
-greatest length in the run decides, as in vLLM.
-"""
+greatest length in the run decides, as in vLLM."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 
-FIXED = "fixed"
-"""The type of rotary frequencies of which nothing is chosen any more."""
+FIXED = "fixed"  # the type of rotary frequencies of which nothing is chosen any more
 
 
 def fix_longrope(model: PreTrainedModel, config: Config) -> PreTrainedModel:

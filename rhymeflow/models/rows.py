@@ -1,7 +1,6 @@
 """Reads rows of a model's weights from its files, so that no process holds the whole model.
 
-For the few families whose files have other parameter names than the model, it is loaded whole.
-"""
+For the few families whose files have other parameter names than the model, it is loaded whole."""
 
 from __future__ import annotations
 
@@ -65,11 +64,8 @@ class WeightRows:
         return unfilled_model(self._config, dtype=dtype, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:
-        """Return rows of a parameter or buffer, by its name in the model, in float32.
-
-        Raises:
-            UserError: some are NaN or infinite.
-        """
+        """Return rows of a parameter or buffer, by its name in the model, in float32. Raises
+        `UserError` if some are NaN or infinite."""
         if self._whole is not None:
             return self._whole[name][rows]
         with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:

@@ -2,8 +2,7 @@
 
 On a packed row the state would pass from one sequence into the next. transformers tells some types'
 layers of boundaries, by `seq_idx` or `cu_seqlens`, which need kernels of other packages. So here a
-layer computes the sequences as a batch, which every kernel can: each begins without a state.
-"""
+layer computes the sequences as a batch, which every kernel can: each begins without a state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Counts what breaks a law in a run's log and store: the last line of every run.
 
 It believes nothing that the run says of itself. `examples/audit_run.py` checks the same laws with
-the standard library alone, and names each trajectory.
-"""
+the standard library alone, and names each trajectory."""
 
 from __future__ import annotations
 
@@ -79,16 +78,11 @@ class LogAudit:
 
     stale: int
     """Trajectories trained on outside the staleness bound, by their first route or any token."""
-    lost: int
-    """Groups without an ending, or with another than was decided; trajectories likewise."""
-    twice: int
-    """Groups that ended, and trajectories that were trained on, more than once."""
-    proved: int
-    """Pulls whose checksum is the published one."""
-    unproved: int
-    """Pulls with another checksum, and those that generated tokens without any."""
-    errors: int
-    """Trajectories trained on without a reward from the reward functions."""
+    lost: int  # groups without an ending, or with another than was decided; trajectories likewise
+    twice: int  # groups that ended, and trajectories that were trained on, more than once
+    proved: int  # pulls whose checksum is the published one
+    unproved: int  # pulls with another checksum, and those that generated tokens without any
+    errors: int  # trajectories trained on without a reward from the reward functions
 
     @property
     def is_clean(self) -> bool:

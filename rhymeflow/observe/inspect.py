@@ -36,20 +36,15 @@ from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.figures import headlines
 
-MAX_GROUPS = 50
-"""Groups of a step that are shown, those with the widest spread of rewards."""
-_SCALE = (0.0, 1.0)
-"""Bars of rewards span at least this range."""
+MAX_GROUPS = 50  # groups of a step that are shown, those with the widest spread of rewards
+_SCALE = (0.0, 1.0)  # bars of rewards span at least this range
 _NUM_QUANTILES = 5
-_FIGURES_WIDTH = 60
-"""Columns left of the curves."""
+_FIGURES_WIDTH = 60  # columns left of the curves
 _NAME_WIDTH = 20
 _RESPONSE_LINES = 3
-_BREAKS = 12
-"""Columns that a line break between words may leave empty."""
+_BREAKS = 12  # columns that a line break between words may leave empty
 
-_NOTHING = 1e-7
-"""Below this a figure is rounding, as the KL of two equal policies is."""
+_NOTHING = 1e-7  # below this a figure is rounding, as the KL of two equal policies is
 
 # Label and name of each metric that is shown besides rewards.
 _CURVES = (
@@ -85,8 +80,7 @@ class Question:
 
     trajectory: str | None = None
     group: int | None = None
-    best: int | None = None
-    """This many responses, of `step` if that is given."""
+    best: int | None = None  # this many responses, of `step` if that is given
     worst: int | None = None
     step: int | None = None
 
@@ -121,11 +115,8 @@ def parse(text: str) -> TrajectoryId:
 
 def as_json(run_dir: Path, question: Question) -> str:
     """The answer as the text of one JSON document, of ASCII alone: nothing in it acts on a
-    terminal. Numbers that JSON does not have are null.
-
-    Raises:
-        UserError: no run there, no such thing in it, or the store is damaged.
-    """
+    terminal. Numbers that JSON does not have are null. Raises `UserError` if no run there, no such
+    thing in it, or the store is damaged."""
     with open_undamaged(store_of(run_dir)) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:

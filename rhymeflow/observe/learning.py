@@ -2,8 +2,7 @@
 
 A verdict is one sentence with its evidence, and what to try; docs/troubleshooting.md has likely
 causes by its name. Thresholds come from runs that fail on purpose and from healthy ones
-(`rhymeflow bench verdicts`).
-"""
+(`rhymeflow bench verdicts`)."""
 
 from __future__ import annotations
 
@@ -21,36 +20,28 @@ from rhymeflow.suites.figures import REWARD, STDERR
 
 Row = Mapping[str, Any]
 
-WINDOW = 4
-"""Steps that the evidence is of: a verdict needs as many."""
+WINDOW = 4  # steps that the evidence is of: a verdict needs as many
 NO_SPREAD, CUT, CLIPPED = 0.9, 0.7, 0.1
 """Shares of groups without a spread of rewards, of responses that are cut, of clipped tokens."""
 MISMATCH, RUNAWAY = 0.1, 1.0
 """KL per token between sampler and learner, and from the reference to the policy."""
 COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 """What is left of the best mean reward; of the entropy of the first steps."""
-BEYOND_NOISE = 3.0
-"""Standard deviations of a step's mean reward that a collapse has to exceed."""
-BEHIND = 0.02
-"""Share by which emulated work takes longer than it should."""
-FILTERED, FAILED = 0.9, 0.02
-"""Shares of the groups that ended meanwhile, and of responses."""
+BEYOND_NOISE = 3.0  # standard deviations of a step's mean reward that a collapse has to exceed
+BEHIND = 0.02  # share by which emulated work takes longer than it should
+FILTERED, FAILED = 0.9, 0.02  # shares of the groups that ended meanwhile, and of responses
 STEPS_TO_RISE = 100
 """Steps after which a reward that learns is above its noise, by the first and last quarter."""
 _EQUAL = 1e-9
-SURE = 2.0
-"""Standard errors that a change of the held-out reward has to exceed."""
+SURE = 2.0  # standard errors that a change of the held-out reward has to exceed
 
 
 class Verdict(NamedTuple):
     """Something that keeps a run from learning, or that should be known of what it learned."""
 
-    name: str
-    """A heading of docs/troubleshooting.md."""
-    said: str
-    """One sentence, with the figures it comes from."""
-    remedy: str
-    """What to try first."""
+    name: str  # a heading of docs/troubleshooting.md
+    said: str  # one sentence, with the figures it comes from
+    remedy: str  # what to try first
 
     @property
     def line(self) -> str:
@@ -63,8 +54,7 @@ class HeldOut(NamedTuple):
 
     step: int
     reward: float
-    stderr: float | None
-    """Of the mean over prompts; None of a single one."""
+    stderr: float | None  # of the mean over prompts; None of a single one
 
 
 @dataclass
@@ -75,19 +65,14 @@ class Seen:
     num_generations: int
     has_tools: bool
     has_turns: bool
-    parts: tuple[str, ...]
-    """Names of the functions and environments that make the reward."""
+    parts: tuple[str, ...]  # names of the functions and environments that make the reward
     recent: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     """One more than the evidence is of: counts grow from row to row."""
-    first: list[Row] = field(default_factory=list)
-    """The first `WINDOW` steps."""
-    best_reward: float = -math.inf
-    """Greatest mean over `WINDOW` steps, or over the first ones."""
-    rewards: list[float] = field(default_factory=list)
-    """Mean rewards of all steps."""
+    first: list[Row] = field(default_factory=list)  # the first `WINDOW` steps
+    best_reward: float = -math.inf  # greatest mean over `WINDOW` steps, or over the first ones
+    rewards: list[float] = field(default_factory=list)  # mean rewards of all steps
     held_out: list[HeldOut] = field(default_factory=list)
-    num_filtered: int = 0
-    """Groups that were filtered since the last step."""
+    num_filtered: int = 0  # groups that were filtered since the last step
 
     @property
     def window(self) -> list[Row]:
@@ -121,8 +106,7 @@ class Learning:
         is_without = {_constant: not config.trains_on_rewards, _no_spread: not compares}
         self._left_out = {rule for rule, is_out in is_without.items() if is_out}
         self.now: list[Verdict] = []
-        self.last_step = 0
-        """The last step that was taken in."""
+        self.last_step = 0  # the last step that was taken in
 
     def add(self, step: int, row: Row) -> list[Verdict]:
         """Take in a row of metrics; return the verdicts that hold now and did not before."""

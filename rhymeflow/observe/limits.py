@@ -12,8 +12,7 @@ because it contains starting up.
 
 The last verdict stays if the rule gives it with `BUSY` plus or minus `MARGIN`, so that it does not
 flicker near a threshold. `WINDOW` is even because long and short steps alternate at a bound of one
-or more.
-"""
+or more."""
 
 from __future__ import annotations
 

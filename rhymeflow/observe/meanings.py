@@ -1,8 +1,7 @@
 """What each metric of a run means, and what it looks like in a run that learns.
 
 `docs/metrics.md` is written from this table (`python scripts/metrics_page.py`). `*` in a name
-stands for a reward function, a suite, a tool or a number.
-"""
+stands for a reward function, a suite, a tool or a number."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ class Meaning(NamedTuple):
     """What is known of the metrics of one name."""
 
     name: str
-    said: str
-    """What it measures, with its unit."""
+    said: str  # what it measures, with its unit
     healthy: str = ""
     """The range of a run that learns; empty if it depends on the task or tells only about time."""
 
@@ -135,8 +133,7 @@ def _sections() -> dict[str, list[Meaning]]:
     return sections
 
 
-SECTIONS = _sections()
-"""Meanings by the heading that they stand under."""
+SECTIONS = _sections()  # meanings by the heading that they stand under
 
 
 def meaning_of(metric: str) -> Meaning | None:

@@ -2,8 +2,7 @@
 
 A row is one JSON object on one line, with `step`, `time` (seconds since the run began) and metrics
 by name, readable as soon as `write` returns. A step may have several rows, which are merged when
-they are read: held-out rewards come later, in a row of their own. Trackers get the same.
-"""
+they are read: held-out rewards come later, in a row of their own. Trackers get the same."""
 
 from __future__ import annotations
 
@@ -31,12 +30,9 @@ if TYPE_CHECKING:
     from rhymeflow.config.run import RunConfig
 
 FILE = "metrics.jsonl"
-EXTRA = "extra.jsonl"
-"""Values that reward functions keep (`log_extra`)."""
-VERDICTS = "verdicts.jsonl"
-"""Verdicts on learning, each with the step from which it held."""
-RUNS = "trackers.json"
-"""{tracker: its name or id of this run}."""
+EXTRA = "extra.jsonl"  # values that reward functions keep (`log_extra`)
+VERDICTS = "verdicts.jsonl"  # verdicts on learning, each with the step from which it held
+RUNS = "trackers.json"  # {tracker: its name or id of this run}
 PROJECT = "rhymeflow"
 
 Row = dict[str, Any]
@@ -65,13 +61,9 @@ class MetricsWriter:
         config: Mapping[str, Any],
         first_step: int = 0,
     ) -> None:
-        """Open `metrics.jsonl` at its end, and the trackers of `run`.
-
-        `first_step`: TensorBoard hides what an earlier attempt wrote for this step and later ones.
-
-        Raises:
-            UserError: a tracker that was asked for is not installed.
-        """
+        """Open `metrics.jsonl` at its end, and the trackers of `run`. `first_step`: TensorBoard
+        hides what an earlier attempt wrote for this step and later ones. Raises `UserError` if a
+        tracker that was asked for is not installed."""
         check_installed(run.report_to)
         self._trackers = [
             TRACKERS[tracker](run_dir, run, name, config, first_step) for tracker in run.report_to

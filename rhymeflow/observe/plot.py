@@ -31,8 +31,7 @@ from rhymeflow.store.schema import EVENTS
 SUFFIXES = (".png", ".svg")
 _COLUMNS = 3
 _PANEL = (4.4, 3.0)  # width and height, inches
-_MARKED = 25
-"""A curve with at most this many points has a dot at each."""
+_MARKED = 25  # a curve with at most this many points has a dot at each
 _PALETTE = "tab10"
 
 Axis = Literal["step", "time", "trajectories"]
@@ -50,8 +49,7 @@ METRICS = {
 """Metrics that are drawn by default, and the titles of their panels."""
 
 _SEED = "run.seed"
-_MOST_FIELDS = 2
-"""Most fields in a label; if runs differ in more, labels are their directories."""
+_MOST_FIELDS = 2  # most fields in a label; if runs differ in more, labels are their directories
 _UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
 
 Values = NDArray[np.float64]
@@ -210,14 +208,9 @@ def plot(
     axis: Axis = "step",
     smooth: int = 1,
 ) -> None:
-    """Draw metrics of runs to `output`, a PNG or an SVG, which is replaced.
-
-    `names`: metrics as in `metrics.jsonl`, or `steps/s`; empty: `METRICS`. `smooth`: see
-    `Points.curve`.
-
-    Raises:
-        UserError: a path is no run, no run has such a metric, or the file cannot be written.
-    """
+    """Draw metrics of runs to `output`, a PNG or an SVG, which is replaced. `names`: metrics as in
+    `metrics.jsonl`, or `steps/s`; empty: `METRICS`. `smooth`: see `Points.curve`. Raises
+    `UserError` if a path is no run, no run has such a metric, or the file cannot be written."""
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output}: should end in {' or '.join(SUFFIXES)}")
     groups = grouped(paths)

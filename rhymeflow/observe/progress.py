@@ -1,8 +1,7 @@
 """The live display of a run: renders a `ProgressState`, without a clock or a thread.
 
 On a terminal of 60 columns or more no line wraps and no number is cut: what does not fit is said in
-fewer words. A large terminal also gets curves of the rewards, and a response of the last batch.
-"""
+fewer words. A large terminal also gets curves of the rewards, and a response of the last batch."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ from rhymeflow.observe.printable import clock, excerpt, means, number, printable
 _REDRAW_SECONDS = 0.2
 _SPARKLINE_STEPS = 24
 
-_LARGE = (100, 32)
-"""Columns and lines from which on a terminal has room for curves and a response."""
+_LARGE = (100, 32)  # columns and lines from which on a terminal has room for curves and a response
 _KEPT_LINES = 4
 """Lines of a large terminal that are left for what was printed before: the last warnings."""
 _CURVE_LINES = (9, 18)
@@ -56,19 +54,15 @@ class ProgressState:
     name: str
     num_steps: int
     max_staleness: int
-    step: int = 0
-    """Optimizer versions published so far."""
-    elapsed: float = 0.0
-    """Since the run began, loading included."""
+    step: int = 0  # optimizer versions published so far
+    elapsed: float = 0.0  # since the run began, loading included
     first_step_at: float | None = None
     """`elapsed` when training could begin, from which the time left is estimated."""
-    resumed_at: int = 0
-    """`step` that earlier attempts at the run had reached."""
+    resumed_at: int = 0  # `step` that earlier attempts at the run had reached
     rewards: list[float] = field(default_factory=list)
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
-    eval_steps: list[int] = field(default_factory=list)
-    """The step of each."""
+    eval_steps: list[int] = field(default_factory=list)  # the step of each
     suites: dict[str, float] = field(default_factory=dict)
     """The last figures of the other suites, by label."""
     latest: dict[str, float] = field(default_factory=dict)
@@ -76,17 +70,13 @@ class ProgressState:
     trained_tokens_per_s: float | None = None
     has_drafts: bool = False
     limit: Limit | None = None
-    verdicts: list[Verdict] = field(default_factory=list)
-    """On learning, those that hold now."""
+    verdicts: list[Verdict] = field(default_factory=list)  # on learning, those that hold now
     running: int = 0
-    waiting: int = 0
-    """Trajectories routed, but not being decoded."""
+    waiting: int = 0  # trajectories routed, but not being decoded
     message: str = ""
     response: ShownResponse | None = None
-    emulated: str = ""
-    """What is emulated, if anything is: then times are of that cluster."""
-    scale: float = 1.0
-    """Seconds of the run in one second of this machine."""
+    emulated: str = ""  # what is emulated, if anything is: then times are of that cluster
+    scale: float = 1.0  # seconds of the run in one second of this machine
 
     @property
     def left(self) -> float | None:

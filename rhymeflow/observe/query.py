@@ -1,8 +1,7 @@
 """Questions to a run, answered by plain records: dicts of JSON's values.
 
 The terminal, the pages, JSON and exports show what is returned here, so they say the same. `step`
-counts from 1, as people and metrics do; the store's versions count from 0.
-"""
+counts from 1, as people and metrics do; the store's versions count from 0."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Kind = Literal["best", "worst"]
-Texts = Callable[[list[int]], list[str]]
-"""Returns the text of each token."""
+Texts = Callable[[list[int]], list[str]]  # returns the text of each token
 State = Literal["running", "ended", "stopped", "killed"]
 """`running`: its controller lives. `ended`: it did all its steps. `stopped`: its controller ended
 it before that, upon Ctrl-C or an error. `killed`: its controller died."""
@@ -41,15 +39,12 @@ it before that, upon Ctrl-C or an error. `killed`: its controller died."""
 SUMMARY = "summary.json"
 KINDS: tuple[Kind, ...] = ("best", "worst")
 
-NO_DIFFERENCE = ("run.output_dir", "run.backup", "simulation")
-"""Fields that do not tell runs apart."""
+NO_DIFFERENCE = ("run.output_dir", "run.backup", "simulation")  # fields that do not tell runs apart
 _LACKING = "(no such field)"
-MAX_EPOCHS = 200
-"""Groups of the same prompt in the answer about a group: the first ones."""
+MAX_EPOCHS = 200  # groups of the same prompt in the answer about a group: the first ones
 MAX_EARLIER = 20
 """Groups of the same prompt in earlier epochs in the answer about a response: the newest ones."""
-SHOWN_PROMPT = 200
-"""Characters of a prompt in lists of groups."""
+SHOWN_PROMPT = 200  # characters of a prompt in lists of groups
 
 CHOSEN = "IN (SELECT value FROM json_each(?1))"
 """What `{those}` of a statement may be: groups of a list in JSON."""
@@ -464,11 +459,8 @@ def rewarded(
 
 def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) -> Record:
     """One response. Lists have an entry per token; None where tokens were deleted
-    (`run.keep_tokens`) or the run kept no details (`run.token_details`).
-
-    Raises:
-        UserError: there is no such response.
-    """
+    (`run.keep_tokens`) or the run kept no details (`run.token_details`). Raises `UserError` if
+    there is no such response."""
     with reader.one_state():
         rows, segments = reader.records(_RESPONSE, *trajectory), reader.segments(trajectory)
         if not rows or (not segments and rows[0]["length"] is None):

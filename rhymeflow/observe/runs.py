@@ -1,7 +1,6 @@
 """`rhymeflow runs`: lists the runs below directories, one per line.
 
-A run that cannot be read is listed with the problem.
-"""
+A run that cannot be read is listed with the problem."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ class DraftSummary:
     mean_acceptance_length: float
     """Tokens generated for each iteration that generated any; 1 without drafts."""
     acceptance_rate: float
-    time_saved: float
-    """Seconds, of all instances, by their own estimate."""
+    time_saved: float  # seconds, of all instances, by their own estimate
 
 
 @dataclass(frozen=True)
@@ -42,23 +41,18 @@ class Summary:
     """A run in numbers. `None`: the run did not get that far."""
 
     steps: int
-    seconds: float
-    """From the run's beginning to its last event."""
-    emulated: str
-    """What is emulated, whose times all times are; empty if nothing."""
+    seconds: float  # from the run's beginning to its last event
+    emulated: str  # what is emulated, whose times all times are; empty if nothing
     trajectories: int
     trained_tokens: int
-    generated_tokens: int
-    """Response tokens stored, held-out answers not counted."""
-    eval_reward_before: float | None
-    """Held-out mean reward of version 0."""
+    generated_tokens: int  # response tokens stored, held-out answers not counted
+    eval_reward_before: float | None  # held-out mean reward of version 0
     eval_reward_after: float | None
     """That of the newest version that was evaluated, if one after version 0 was."""
     eval_rewards: tuple[tuple[Version, float], ...]
     evaluations: dict[str, dict[Version, dict[str, float]]]
     """Of each other suite its figures, by the version that had them."""
-    reward_first: float | None
-    """Mean reward of the first batch."""
+    reward_first: float | None  # mean reward of the first batch
     reward_last: float | None
     staleness_max: int | None
     staleness_mean: float | None
@@ -68,14 +62,12 @@ class Summary:
     """Groups by how they ended; `unfinished` were in flight when the run ended."""
     idle: dict[str, float]
     """Share of the time that instances and learner stood idle, of that of all steps together."""
-    drafts: DraftSummary | None
-    """`None` of a run that drafted nothing."""
+    drafts: DraftSummary | None  # `None` of a run that drafted nothing
     verdicts: tuple[query.Record, ...]
     """On learning, at the end: `name`, `said`, `remedy`, `since` of each."""
     audit: LogAudit | None
     """How often each law was broken; `None` of a run that no attempt has begun."""
-    backup: str | None
-    """How much of the run is in its backup; `None` of a run without one."""
+    backup: str | None  # how much of the run is in its backup; `None` of a run without one
 
 
 def summarize(run_dir: Path, *, judges: bool = True) -> Summary:

@@ -2,8 +2,7 @@
 TRL's signature, so that a column of the data is never taken for an option.
 
 They return 1.0 for right and 0.0 for wrong, except `reasoning_gym`, which also returns fractions,
-and `reward_model`. A response without an answer is wrong; a row without one is an error.
-"""
+and `reward_model`. A response without an answer is wrong; a row without one is an error."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def exact_match(column: str | None = None, strip: bool = True, after: str | None
         column: the column with the right answer: text, or a number, which is compared as text.
         strip: ignore white space around response and answer.
         after: compare only what follows the last occurrence of this text (as GSM8K's `####`) in
-            the response, and in the right answer if it is there.
-    """
+            the response, and in the right answer if it is there."""
 
     def _same(response: str, truth: str) -> bool:
         if after is not None:
@@ -48,8 +46,7 @@ def regex(pattern: str, mode: Literal["search", "fullmatch"] = "search") -> Scor
 
     Args:
         pattern: in Python's syntax.
-        mode: `search` finds it anywhere; `fullmatch` must match the whole response.
-    """
+        mode: `search` finds it anywhere; `fullmatch` must match the whole response."""
     if mode not in ("search", "fullmatch"):
         raise UserError(f"mode is {mode!r}, should be 'search' or 'fullmatch'")
     try:
@@ -91,8 +88,7 @@ def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_t
 
     Args:
         extract: the part of the response that is the answer: the content of the last pair of
-            `<answer>` tags, the last line that is not empty, or all of it.
-    """
+            `<answer>` tags, the last line that is not empty, or all of it."""
     if extract not in _EXTRACTORS:
         raise UserError(f"extract is {extract!r}, should be one of {', '.join(_EXTRACTORS)}")
     gym = import_gym("the reward reasoning_gym")
@@ -129,8 +125,7 @@ def reward_model(
 
     Args:
         model: directory or hub name of the model and its tokenizer.
-        device: `auto` is CUDA if there is a GPU, which it shares with rollout and training.
-    """
+        device: `auto` is CUDA if there is a GPU, which it shares with rollout and training."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,8 +1,7 @@
 """Calls reward functions in a pool of processes (`rhymeflow/pool.py`).
 
 A request has one response, or several to the same prompt; each function is called once for all of
-them. Timeouts and retries apply to one call of one function.
-"""
+them. Timeouts and retries apply to one call of one function."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Value(PoolMessage):
     """A function's reward for each response, or None where it does not apply."""
 
     values: list[float | None]
-    noted: list[tuple[str, float]]
-    """Metrics that it logged; see `Logged`."""
+    noted: list[tuple[str, float]]  # metrics that it logged; see `Logged`
     extra: dict[str, list[Any]]
 
 

@@ -1,7 +1,6 @@
 """The built-in reward `code_execution`: the share of a row's unit tests that a program passes.
 
-A test is an assertion, an input with its output, or a call with its result.
-"""
+A test is an assertion, an input with its output, or a call with its result."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def code_execution(
             by then have failed. 15 seconds less than `reward.timeout` at most.
         memory_limit_mb: memory of each process of a program.
         least_walls: the run is refused where only weaker walls stand: `namespaces`, `landlock` or
-            `limits`. The strongest that stand are used.
-    """
+            `limits`. The strongest that stand are used."""
     walls = chosen(least_walls)
 
     def score(completions: list[Any], log_metric: Callable[..., None], **given: Any) -> list[float]:

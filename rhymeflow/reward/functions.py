@@ -2,8 +2,7 @@
 
 Functions have TRL's signature, or verl's, `compute_score(data_source, solution_str, ground_truth)`,
 which is recognised by its parameters and gets one response per call, without special tokens. Each
-call gets its own copies of the arguments.
-"""
+call gets its own copies of the arguments."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class Judge:
     def __init__(self, config: RewardFunction) -> None:
         self._name = config.function
         where = f"reward function {self._name}"
-        self.logged = Logged()
-        """Metrics and columns of the last call."""
+        self.logged = Logged()  # metrics and columns of the last call
         self._options: dict[str, Any] = {}
         self._adds: tuple[str, ...] = ()
         """Arguments that are not from the data, and whose names no column may have."""
@@ -193,8 +191,7 @@ def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) ->
     A completion is text if the prompt is text and there are no environments, else a list of
     messages. If the prompt ends with the beginning of the response, that goes to the completion.
     Environments' answers are messages of the role `tool`, as the policy read them but without
-    special tokens.
-    """
+    special tokens."""
     texts, begun = request.completions, ""
     if isinstance(prompt, str) and not request.turns:
         return {"prompts": [prompt] * len(texts), "completions": list(texts)}

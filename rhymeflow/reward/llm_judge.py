@@ -1,8 +1,7 @@
 """The built-in reward `llm_judge`: a language model on an OpenAI-compatible server scores
 responses.
 
-This process asks each question only once. An answer without a number is an error.
-"""
+This process asks each question only once. An answer without a number is an error."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def llm_judge(
             `reward.timeout` limits a whole group with all tries.
         timeout: longest time for one answer in seconds.
         max_tokens: longest answer in tokens.
-        api_key_variable: environment variable with the key; if it is empty, no key is sent.
-    """
+        api_key_variable: environment variable with the key; if it is empty, no key is sent."""
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -10,8 +10,7 @@ import msgspec
 class TrainerState(msgspec.Struct, frozen=True):
     """Progress of training: fields of TRL's `trainer_state`."""
 
-    global_step: int
-    """Versions published when the responses were submitted."""
+    global_step: int  # versions published when the responses were submitted
     max_steps: int
 
 

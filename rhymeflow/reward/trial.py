@@ -1,6 +1,5 @@
 """Tries reward functions on a short response before a run, as the run calls them: in a process,
-and with `reward.timeout`. Functions that ask a server or run a model are not tried.
-"""
+and with `reward.timeout`. Functions that ask a server or run a model are not tried."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from rhymeflow.reward.calls import RewardTask, reward_pool
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 
-RESPONSE = "0"
-"""The response that is scored."""
+RESPONSE = "0"  # the response that is scored
 
 _NOT_TRIED = {"llm_judge": "it asks a server", "reward_model": "it runs a model"}
 
@@ -31,11 +29,8 @@ def tried(
     say: Callable[[str], object],
 ) -> list[str]:
     """Call each function for `prompt`; return a line about each result. A function that is called
-    per group gets as many responses as a group has.
-
-    `encode` tokenizes a response; `say` gets the functions' output. Raises `UserError` if a
-    function fails so that a run would stop.
-    """
+    per group gets as many responses as a group has. `encode` tokenizes a response; `say` gets the
+    functions' output. Raises `UserError` if a function fails so that a run would stop."""
     names = component_names(functions)
     reasons = [_NOT_TRIED.get(each.function) for each in functions]
     lines = [f"{name}: not tried, {reason}" for name, reason in zip(names, reasons, strict=True)]

@@ -2,8 +2,7 @@
 
 In every implementation a name is used once, so late messages of a stopped worker are dropped; the
 messages of one worker arrive once and in order; `send` never waits; a worker that ends is reported
-as `WorkerLost` exactly once, after its last message.
-"""
+as `WorkerLost` exactly once, after its last message."""
 
 from __future__ import annotations
 
@@ -22,14 +21,10 @@ Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "rewar
 class Resources:
     """The part of a machine that a worker gets."""
 
-    num_threads: int | None
-    """None: as many as the nodes have cores for a GPU, with `runtime: ray`."""
-    cpus: tuple[int, ...] | None = None
-    """Cores that it is pinned to; None: any."""
-    node: str | None = None
-    """The node that it must run on, as in `WorkerHandle.node`; None: any."""
-    number: int = 0
-    """Its rank, or the instance's place in the fleet."""
+    num_threads: int | None  # none: as many as the nodes have cores for a GPU, with `runtime: ray`
+    cpus: tuple[int, ...] | None = None  # cores that it is pinned to; None: any
+    node: str | None = None  # the node that it must run on, as in `WorkerHandle.node`; None: any
+    number: int = 0  # its rank, or the instance's place in the fleet
 
 
 class Received(NamedTuple):
@@ -43,10 +38,8 @@ class WorkerLost(NamedTuple):
     """A worker ended without reporting a failure: killed, out of memory, or its node is gone."""
 
     worker: str
-    reason: str
-    """For the user: how it ended, if known, and where its output is."""
-    with_node: bool = False
-    """Its node is gone or out of reach."""
+    reason: str  # for the user: how it ended, if known, and where its output is
+    with_node: bool = False  # its node is gone or out of reach
 
 
 News = Received | WorkerLost

@@ -1,7 +1,6 @@
 """Decides when a checkpoint is due and which earlier ones to keep: the newest and the best.
 
-The newest complete checkpoint is kept until a newer one is complete.
-"""
+The newest complete checkpoint is kept until a newer one is complete."""
 
 from __future__ import annotations
 
@@ -10,16 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
 
-EARLY = 2 / 3
-"""Fraction of `run.save_seconds` after which a version is saved if it is evaluated."""
+EARLY = 2 / 3  # fraction of `run.save_seconds` after which a version is saved if it is evaluated
 
 
 class Checkpoints:
-    """The checkpoints of a run.
-
-    `evaluates` tells whether a version gets `run.best_metric`. `existing` are the versions that
-    earlier attempts saved; `metrics` are those that earlier attempts recorded, by version.
-    """
+    """The checkpoints of a run. `evaluates` tells whether a version gets `run.best_metric`.
+    `existing` are the versions that earlier attempts saved; `metrics` are those that earlier
+    attempts recorded, by version."""
 
     def __init__(
         self,

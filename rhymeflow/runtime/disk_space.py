@@ -1,7 +1,6 @@
 """Checks free space on the run directory's disk, before the first step and during the run.
 
-Nothing is reserved: a disk that others write to can still become full.
-"""
+Nothing is reserved: a disk that others write to can still become full."""
 
 from __future__ import annotations
 
@@ -10,11 +9,9 @@ from pathlib import Path
 
 from rhymeflow.errors import UserError
 
-INTERVAL_SECONDS = 60.0
-"""Time between two checks of the disk."""
+INTERVAL_SECONDS = 60.0  # time between two checks of the disk
 
-LOG_BYTES = 64 * 2**20
-"""Room for the log and other small files."""
+LOG_BYTES = 64 * 2**20  # room for the log and other small files
 
 
 class DiskSpace:

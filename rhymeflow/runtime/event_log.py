@@ -3,8 +3,7 @@
 Events are stored before the coordinator handles them, each command before it is carried out, and a
 version is on the disk before anything follows from it. Replays begin at a snapshot of the
 coordinator's state, taken after `SNAPSHOT_EVENTS` events, with each checkpoint, and at the
-beginning and end of an attempt, once all commands are carried out.
-"""
+beginning and end of an attempt, once all commands are carried out."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from rhymeflow.runtime.training import Training
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
-SNAPSHOT_EVENTS = 100_000
-"""Most events between two snapshots. A replay of this many takes seconds."""
+SNAPSHOT_EVENTS = 100_000  # Most events between two snapshots. A replay of this many takes seconds.
 
 COMMIT_SECONDS = 1.0
 """Time between commits; a version is committed at once. A commit writes whole pages, so few large
@@ -54,8 +52,7 @@ class EventLog:
         self._num_events = 0  # since the last snapshot
         self.is_snapshot_due = False
         self._committed_at = 0.0
-        self.coordinator_seconds = 0.0
-        """Time that the coordinator has taken, in all."""
+        self.coordinator_seconds = 0.0  # time that the coordinator has taken, in all
 
     def record(self, events: Sequence[Event], now: float) -> int:
         """Record events; return the number of the first. A version is committed at once, since a
@@ -107,8 +104,7 @@ class EventLog:
 
         The run needs the batches since the newest checkpoint, on which a restored learner trains
         again, responses in flight, and the newest tokens, for drafts. A loss of power that undoes
-        the end of the log undoes the deletions too: they are in the same transaction.
-        """
+        the end of the log undoes the deletions too: they are in the same transaction."""
         newest = self._training.checkpoints.newest
         if self._keep_tokens is None or newest is None:
             return

@@ -1,8 +1,7 @@
 """Starts, watches and replaces the history workers that instances draft from.
 
 Each node with an instance has one. It fills an index in the node's shared memory from the store. A
-history worker that dies, hangs or has a defect costs drafts, never the run.
-"""
+history worker that dies, hangs or has a defect costs drafts, never the run."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from rhymeflow.workers.messages import HistoryGrew, UseDrafter
 
 @dataclass(slots=True)
 class _Node:
-    worker: str | None
-    """The node's history worker; None: it was lost too often."""
+    worker: str | None  # the node's history worker; None: it was lost too often
     num_started: int = 1  # workers so far, the first included
     index: IndexHandle | None = None
     num_tokens: int = 0

@@ -1,7 +1,6 @@
 """Lets the first instances of an attempt join together.
 
-The first to join would get the whole first batch, although the others join soon after.
-"""
+The first to join would get the whole first batch, although the others join soon after."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The runtime of one machine: every worker is a process with a pipe for its messages.
 
-The controller's process is never forked; `close` leaves no worker behind.
-"""
+The controller's process is never forked; `close` leaves no worker behind."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import AnyMessage, Shutdown, decode, encode
 
-CLOSE_SECONDS = 2.0
-"""Time that workers have to end by themselves when the run is over."""
+CLOSE_SECONDS = 2.0  # time that workers have to end by themselves when the run is over
 
 
 class LocalRuntime:

@@ -13,8 +13,7 @@ class Observer:
     """Is called in the controller's process, once for each version, in order, after its metrics are
     written; the controller waits. Subclasses override the calls that they want."""
 
-    stop_asked = False
-    """Set it to end the run with the version published by then."""
+    stop_asked = False  # set it to end the run with the version published by then
     save_asked = False
     """Set it to save a checkpoint of the published version; reset when that begins."""
 

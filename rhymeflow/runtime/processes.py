@@ -2,8 +2,7 @@
 
 Importing torch and transformers takes a core three to four seconds. On Linux the server imports
 them while the controller starts, with one thread, no GPU and the current environment. Elsewhere
-workers are spawned and import for themselves: libraries of macOS do not survive a fork.
-"""
+workers are spawned and import for themselves: libraries of macOS do not survive a fork."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
-PRELOAD = ["rhymeflow.workers.preload"]
-"""Modules that the server imports."""
+PRELOAD = ["rhymeflow.workers.preload"]  # modules that the server imports
 
 _SERVER: Any = forkserver._forkserver
 """`multiprocessing`'s fork server; only this file uses its private attributes."""

@@ -2,8 +2,7 @@
 
 Events are replayed from the newest snapshot and must give the log's commands. The log may lack
 commands upon its last event: they are returned, to be carried out. If this version of the code
-decides otherwise, the log's own decisions are replayed; if commands still differ, it is refused.
-"""
+decides otherwise, the log's own decisions are replayed; if commands still differ, it is refused."""
 
 from __future__ import annotations
 
@@ -54,13 +53,9 @@ def beginning(config: Config) -> Past:
 
 
 def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
-    """Return the run as it was at the end of its log, and the configuration to resume it with.
-
-    A run that ended before it stored an attempt starts over, with its `config.yaml`.
-
-    Raises:
-        UserError: the change is not possible, or a replay does not give the log's commands.
-    """
+    """Return the run as it was at the end of its log, and the configuration to resume it with. A
+    run that ended before it stored an attempt starts over, with its `config.yaml`. Raises
+    `UserError` if the change is not possible, or a replay does not give the log's commands."""
     path = run_dir / EVENTS
     with open_undamaged(path) as reader:
         attempts = reader.attempts()
@@ -105,8 +100,7 @@ class _Replay:
         self._num_drawn = 0  # prompts drawn so far, without retries
         self._training: Train | None = None  # the last batch so far
         self._unrecorded: list[tuple[int, Command]] = []
-        self._unreadable = 0
-        """The event of the newest snapshot, if it cannot be read."""
+        self._unreadable = 0  # the event of the newest snapshot, if it cannot be read
         self._coordinator = self._begin()
 
     def _begin(self) -> Coordinator:
@@ -215,11 +209,9 @@ def _difference(seq: int, logged: list[Command], replayed: list[Command]) -> Rep
 
 
 class LoggedDecisions:
-    """Replays logged decisions instead of calling strategies.
-
-    Logged routes, pulls and interrupts are proposed again, and the protocol checks them. The log
-    does not say where a layout wanted to move groups, so they are back in their first places.
-    """
+    """Replays logged decisions instead of calling strategies. Logged routes, pulls and interrupts
+    are proposed again, and the protocol checks them. The log does not say where a layout wanted to
+    move groups, so they are back in their first places."""
 
     def __init__(self) -> None:
         self._commands: Sequence[Command] = ()

@@ -25,8 +25,7 @@ from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 if TYPE_CHECKING:
     from rhymeflow.store.backup import BackupThread
 
-RESPONSE_SECONDS = 2.0
-"""How long the display shows a response at least."""
+RESPONSE_SECONDS = 2.0  # how long the display shows a response at least
 
 ROW = ("step", "time", "epoch")
 """Fields of a row besides metrics; entries for transformers' callbacks have epochs."""
@@ -49,14 +48,12 @@ class Reporter:
         written and shown are the run's: of an emulated cluster, if there is one."""
         self.observer = observer or Observer()
         self._metrics, self._progress, self._clock = metrics, progress, clock
-        self.scale = config.emulation.scale
-        """Seconds of the run in one second of this machine."""
+        self.scale = config.emulation.scale  # seconds of the run in one second of this machine
         self._started = clock() - seconds / self.scale
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(has_drafts=has_drafts, window=WINDOW * self.scale)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
-        self._num_filtered = 0
-        """Groups that were filtered since the last step."""
+        self._num_filtered = 0  # groups that were filtered since the last step
         self._failed = 0
         """Training responses since the last step whose reward function or environment failed."""
         self._state = ProgressState(

@@ -2,8 +2,7 @@
 
 Coordinator and store are as they were; workers are new. Responses of earlier instances continue
 from their stored tokens, but an agent's programs are gone, so that their groups begin again.
-Requests that were not answered are made again, and no others.
-"""
+Requests that were not answered are made again, and no others."""
 
 from __future__ import annotations
 
@@ -28,17 +27,14 @@ class Past(NamedTuple):
 
     coordinator: Coordinator
     attempts: int = 0  # how many there were
-    seconds: float = 0.0
-    """How long all attempts ran, without the time between them."""
+    seconds: float = 0.0  # how long all attempts ran, without the time between them
     num_drawn: int = 0
     """Groups whose prompt was taken from the data; a retried prompt does not count."""
     unrecorded: tuple[tuple[int, Command], ...] = ()
     """Commands upon the last event that the log lacks, each with the number of that event."""
-    training: Train | None = None
-    """The batch that is being trained on."""
+    training: Train | None = None  # the batch that is being trained on
     last_event: int = 0  # its number
-    notes: tuple[str, ...] = ()
-    """Warnings for the user about the replay."""
+    notes: tuple[str, ...] = ()  # warnings for the user about the replay
 
 
 def restore(past: Past, in_flight: InFlight) -> None:

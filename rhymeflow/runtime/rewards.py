@@ -3,8 +3,7 @@
 Functions per response get each response as it ends. Functions per group get the first
 `num_generations` members that the functions per response have judged, and if that call fails, spare
 members in the place of the failed. Of a suite's group they get all members; if that has one member
-only, a single request calls all functions. See law 6.
-"""
+only, a single request calls all functions. See law 6."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class _Asked(NamedTuple):
 
     trajectories: list[TrajectoryId]
     components: list[dict[str, float]]
-    is_group: bool
-    """Whether they are judged together, as members of a group."""
+    is_group: bool  # whether they are judged together, as members of a group
     message: messages.ComputeReward
 
 
@@ -50,8 +48,7 @@ class _Judging(NamedTuple):
     size: int
     sum: WeightedSum
     has_turns: bool
-    stops: bool
-    """Whether a reward function's failure ends the run."""
+    stops: bool  # whether a reward function's failure ends the run
 
     @classmethod
     def of(cls, config: Config, run: Config, suite: SuiteName, size: int) -> _Judging:
@@ -81,8 +78,7 @@ class Rewards:
     ) -> None:
         self._supervisor, self._store, self._reporter = supervisor, store, reporter
         self._in_flight = in_flight
-        self.published = published
-        """The version that reward functions see as the current step."""
+        self.published = published  # the version that reward functions see as the current step
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
@@ -92,8 +88,7 @@ class Rewards:
             self._judging[suite.name] = _Judging.of(suite.config, config, suite.name, suite.n)
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
-        self._asked: dict[str, _Asked] = {}
-        """Requests without a reply yet, by key."""
+        self._asked: dict[str, _Asked] = {}  # requests without a reply yet, by key
 
     def ask(self, trajectory: TrajectoryId, own: dict[str, float]) -> None:
         """Have a complete, stored response rewarded; `own` is its environment's reward, by name."""

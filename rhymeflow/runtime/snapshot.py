@@ -2,8 +2,7 @@
 
 Pickle keeps the state exactly. Reading allows only the coordinator's classes and plain containers,
 so a run directory cannot run code. Two digests come first: of the fields of these classes, which
-pickle does not check, and of the bytes.
-"""
+pickle does not check, and of the bytes."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _ALLOWED |= {("collections", name) for name in ("deque", "defaultdict", "Ordered
 class StateSnapshot(NamedTuple):
     """The result of a replay up to an event."""
 
-    state: State
-    """Without its plan and schedule; see `State.restore`."""
+    state: State  # without its plan and schedule; see `State.restore`
     num_drawn: int  # see `resume.Past`
     training: Train | None
 

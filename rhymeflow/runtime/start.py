@@ -1,8 +1,7 @@
 """Prepares the start of a run: claims its directory, loads its runtime, checks its inputs.
 
 One run uses a directory (docs/run-directory.md). Of runs that begin at the same moment, one gets
-it: by creating it or, if it was named, by the lock and the store in it.
-"""
+it: by creating it or, if it was named, by the lock and the store in it."""
 
 from __future__ import annotations
 
@@ -58,11 +57,8 @@ def check_run_dir(path: Path) -> None:
 
 
 def check_start(config: Config) -> None:
-    """Check that what the configuration names exists, before anything is loaded.
-
-    Raises:
-        UserError: something is missing, or another run has its checkpoints or backup there.
-    """
+    """Check that what the configuration names exists, before anything is loaded. Raises `UserError`
+    if something is missing, or another run has its checkpoints or backup there."""
     from rhymeflow import check
 
     check.before_start(config)
@@ -87,10 +83,7 @@ def check_nodes(config: Config) -> None:
 
 def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContextManager[Runtime]]:
     """Return the runtime's class. It is called with configuration, run directory and log directory.
-
-    Raises:
-        UserError: a package that it needs is not installed.
-    """
+    Raises `UserError` if a package that it needs is not installed."""
     if config.runtime == "ray":
         from rhymeflow.runtime.ray.library import load
 
@@ -108,11 +101,8 @@ def claimed(
     config: Config, path: Path | None = None
 ) -> Iterator[tuple[Path, SqliteTrajectoryStore]]:
     """Claim the directory of a new run, by default the configured one; yield it and its store. If a
-    `UserError` ends the run before a step is trained on, the run's files are removed.
-
-    Raises:
-        UserError: the directory holds a run, another run begins there, or it cannot be created.
-    """
+    `UserError` ends the run before a step is trained on, the run's files are removed. Raises
+    `UserError` if the directory holds a run, another run begins there, or it cannot be created."""
     created: list[Path] = []
     before: set[Path] | None = None
     try:
@@ -158,11 +148,8 @@ def _was_trained(path: Path) -> bool:
 
 
 def _remove(path: Path, before: set[Path]) -> None:
-    """Remove the files of the run in `path`, except those that existed `before`.
-
-    Raises:
-        UserError: another process writes there; nothing is removed then.
-    """
+    """Remove the files of the run in `path`, except those that existed `before`. Raises `UserError`
+    if another process writes there; nothing is removed then."""
     lock = schema.lock_directory(path)
     try:
         for entry in sorted(path.rglob("*"), reverse=True):  # a directory after its contents

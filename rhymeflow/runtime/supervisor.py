@@ -64,11 +64,9 @@ class Supervisor:
             self._num_started[stem] = max(self._num_started[stem], int(number or 0) + 1)
         self._restarts_left = config.run.instance_restarts
         self.instances: dict[InstanceId, WorkerHandle] = {}
-        self.ranks: list[WorkerHandle] = []
-        """The learner's ranks; only rank 0 answers."""
+        self.ranks: list[WorkerHandle] = []  # the learner's ranks; only rank 0 answers
         self.rewards: WorkerHandle
-        self.environments: WorkerHandle
-        """Set if responses have turns."""
+        self.environments: WorkerHandle  # set if responses have turns
 
     def start(self) -> None:
         """Start every worker of the run; does not wait until they have loaded."""
@@ -96,8 +94,7 @@ class Supervisor:
         """Yield the news of running workers but heartbeats, and losses of those that died or hang.
 
         Raises:
-            UserError, WorkerDied: a worker reports a user's mistake, or a defect.
-        """
+            UserError, WorkerDied: a worker reports a user's mistake, or a defect."""
         for worker in self._workers.values():
             if worker.heard is None and worker.handle.node is not None:
                 worker.heard = worker.advanced = now

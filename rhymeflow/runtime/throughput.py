@@ -1,8 +1,7 @@
 """Computes rates and shares of time between two steps from the totals that workers report.
 
 Idle shares cover the last step; rates and the share that drafts saved cover the last steps that
-took `WINDOW` together. Instances report late: busy time that exceeds a step counts for the next.
-"""
+took `WINDOW` together. Instances report late: busy time that exceeds a step counts for the next."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Throughput:
         """The last statuses of instances that are gone, whose work still counts."""
         self._ends: deque[_Totals] = deque()
         """Totals at the end of the last steps, from the newest that is at least `WINDOW` old."""
-        self._late_busy = 0.0
-        """Busy seconds that exceeded the steps so far."""
+        self._late_busy = 0.0  # busy seconds that exceeded the steps so far
         self._coordination: dict[str, float] = {}  # total seconds by part, up to this step
         self._step: Counter[str] = Counter()
         """Counts of this step: tokens of training responses, their iterations and drafted tokens;

@@ -38,10 +38,8 @@ class Training:
         self._supervisor, self._store, self._reporter = supervisor, store, reporter
         self.weights: messages.ConnectWeights | None = None
         """Where instances find the weights, once there is a version to pull."""
-        self.batch: Train | None = None
-        """The batch that is being trained on."""
-        self.checkpoint: str | None = None
-        """The path of the newest complete checkpoint."""
+        self.batch: Train | None = None  # the batch that is being trained on
+        self.checkpoint: str | None = None  # the path of the newest complete checkpoint
         self.last_step: tuple[messages.BatchTrained, messages.Publication]
         """What the learner reported of the last published step."""
         self._trained: messages.BatchTrained | None = None  # of a step that is not published yet

@@ -1,8 +1,7 @@
 """The inside of a sandbox: a script that puts up walls, and runs a program in them on each test.
 
 It imports nothing of the package. Standard input has the task as JSON, standard output gets a line
-of JSON for each test. Right outputs and results are compared outside, by `programs.py`.
-"""
+of JSON for each test. Right outputs and results are compared outside, by `programs.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs Python programs of the policy on tests, each program in a sandbox (`inside.py`).
 
 A program that fails is an outcome; a sandbox that fails raises `SandboxFailed`. A sandbox ends
-with this process, and as many run at once as there are cores.
-"""
+with this process, and as many run at once as there are cores."""
 
 from __future__ import annotations
 

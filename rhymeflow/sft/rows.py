@@ -3,8 +3,7 @@
     {prompt, completion}    learns the completion: text, or the assistant's turns of its messages
     {messages}              learns all turns of the assistant
 
-A turn is encoded as the policy will sample it, and the token that ends it is learnt too.
-"""
+A turn is encoded as the policy will sample it, and the token that ends it is learnt too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`rhymeflow sft`: fine-tunes a model on rows and writes a Hugging Face checkpoint.
 
 Every row is read and encoded before the first step, so a bad row is reported at once. The same
-configuration gives the same batches.
-"""
+configuration gives the same batches."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.disk import check_writable, make_directory, remove_if_empty
 
-LOGGING_STEPS = 10
-"""Steps between two reports of the loss."""
+LOGGING_STEPS = 10  # steps between two reports of the loss
 
 ORIGIN = "warm_start.json"
 """File beside the weights with the seed, the number of steps, the held-out loss and the digest."""

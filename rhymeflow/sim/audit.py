@@ -1,8 +1,7 @@
 """Checks laws 1 and 2 on a simulated run, from the instances' record, not the coordinator's state.
 
 If `Audit.close` returns, the run kept both: by the versions that instances held, no batch had a
-token older than the bound allows, and every admitted group ended once.
-"""
+token older than the bound allows, and every admitted group ended once."""
 
 from __future__ import annotations
 

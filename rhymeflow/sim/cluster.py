@@ -2,8 +2,7 @@
 
 One heap holds all scheduled actions, ordered by (time, kind, order of entry), so simultaneous
 events have a fixed order; nothing is random. The audit checks the laws on what instances did.
-Evaluation is not simulated (docs/simulator.md says what is).
-"""
+Evaluation is not simulated (docs/simulator.md says what is)."""
 
 from __future__ import annotations
 
@@ -50,11 +49,9 @@ class Site:
 
 
 class Cluster:
-    """A simulated run, from second 0; `plan` must have no evaluations.
-
-    `latencies` has all times but those of `hardware`. Without `recovery` nothing dies and no
-    checkpoint is written; `failures` may be infinite.
-    """
+    """A simulated run, from second 0; `plan` must have no evaluations. `latencies` has all times
+    but those of `hardware`. Without `recovery` nothing dies and no checkpoint is written;
+    `failures` may be infinite."""
 
     def __init__(
         self,

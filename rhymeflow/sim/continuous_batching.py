@@ -2,8 +2,7 @@
 
 Iterations in which the same trajectories decode, with the same choice of drafts, are one
 `DecodeSpan`; an iteration that prefills is a span by itself. Between two spans the cached tokens
-and those still to be prefilled never exceed `kv_capacity`.
-"""
+and those still to be prefilled never exceed `kv_capacity`."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Hardware:
     kv_capacity: int  # tokens in the cache
     watermark: int  # tokens of the cache that an admission leaves free
     max_prefill_tokens: int  # tokens that one iteration prefills
-    max_length: int
-    """A response of this length ends for reason `length`, a shorter one for `stop`."""
+    max_length: int  # a response of this length ends for reason `length`, a shorter one for `stop`
     keep_cache: bool  # whether a pull keeps the KV cache
     drafts: Drafts
 
@@ -67,8 +65,7 @@ class DecodeSpan:
 
     While the same n trajectories decode, every iteration adds n tokens to the cache, so j of them
     that begin with K tokens take `j (k1 K + max(k2, k3 n + c) + k4) + k1 n j (j - 1) / 2` seconds
-    (`core/cost.py`, summed).
-    """
+    (`core/cost.py`, summed)."""
 
     __slots__ = ("end", "first", "growth", "iterations", "start")
 
@@ -131,8 +128,7 @@ class DecodeBatch:
 
     The clock counts the tokens that each of them generates; with drafts, the mean per iteration. A
     response is complete after the iteration in which the clock reaches its end, and has exactly its
-    length.
-    """
+    length."""
 
     __slots__ = ("_inverse", "_numbers", "clock", "count", "ends", "gain")
 
@@ -264,11 +260,8 @@ class ContinuousBatch:
             admitted.response.store()
 
     def lose(self, iterations: int, unstored: int) -> list[Response]:
-        """Lose all tokens that are not stored; return the responses.
-
-        `iterations` of the current decode span are over; tokens of the last `unstored` iterations
-        are not stored.
-        """
+        """Lose all tokens that are not stored; return the responses. `iterations` of the current
+        decode span are over; tokens of the last `unstored` iterations are not stored."""
         self._pass(iterations)
         self._forget_kept(0)
         lost = [admitted.response for admitted in self.running.values()] + list(
@@ -450,9 +443,8 @@ class ContinuousBatch:
 
     def _share_prompts(self) -> frozenset[Admitted]:
         """Copy prompts that the cache has from group members; return responses that wait for one.
-
-        The last token is not copied: the model must process it to sample the first response token.
-        """
+        The last token is not copied: the model must process it to sample the first response
+        token."""
         groups = {admitted.response.id.group for admitted in self._prefilling}
         cached: set[GroupId] = set()
         for admitted in self.running.values():

@@ -2,8 +2,7 @@
 
 A node at depth k of a draft is reached with probability a^k, so the likeliest nodes are drafted
 first. Generated tokens are concave in the number of drafted tokens and seconds are convex, so their
-ratio rises, then falls: only ends of levels and the cost model's corner need to be compared.
-"""
+ratio rises, then falls: only ends of levels and the cost model's corner need to be compared."""
 
 from __future__ import annotations
 
@@ -18,14 +17,11 @@ RATES = (0.2, 0.394, 0.541, 0.652, 0.738, 0.805, 0.861, 0.907, 0.949, 0.986)
 """Acceptance of the classes of responses. A response is in the one nearest to its own rate, so that
 responses of one class advance together: with 16 drafted tokens each makes 1.32 times as many tokens
 in an iteration as the one before, so that those of a response are off by 15% at most."""
-ROUNDING = 1e-6
-"""Tokens; upper bound of the error of sums of fractions."""
-BAND = 0.1
-"""Relative width of a band of cache sizes that share one choice, see `_edges`."""
+ROUNDING = 1e-6  # tokens; upper bound of the error of sums of fractions
+BAND = 0.1  # relative width of a band of cache sizes that share one choice, see `_edges`
 _MOST_REMEMBERED = 200_000
 
-Counts = tuple[int, ...]
-"""Trajectories that decode, by class."""
+Counts = tuple[int, ...]  # trajectories that decode, by class
 
 
 class Choice(NamedTuple):
@@ -35,16 +31,13 @@ class Choice(NamedTuple):
     drafted: tuple[int, ...]  # tokens drafted for all trajectories of a class
     generated: float  # tokens that all trajectories generate
     searching: float  # seconds of looking for drafts
-    until: float
-    """The choice holds while the cache has fewer tokens, by more than `ROUNDING`."""
+    until: float  # the choice holds while the cache has fewer tokens, by more than `ROUNDING`
 
 
 class Drafts:
-    """Chooses drafts, and remembers its choices.
-
-    `acceptance`: by class, rising, the probability that a drafted token is accepted if those before
-    it were. With `max_draft` 0 nothing is drafted, and one class is enough.
-    """
+    """Chooses drafts, and remembers its choices. `acceptance`: by class, rising, the probability
+    that a drafted token is accepted if those before it were. With `max_draft` 0 nothing is drafted,
+    and one class is enough."""
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 Devices fail independently and without ageing: a Poisson process that depends on the seed, the rates
 and the devices only, so it is the same for all schedules. A device's whole process group dies with
-it. Stored tokens of responses are kept. A process that dies while it restarts restarts again.
-"""
+it. Stored tokens of responses are kept. A process that dies while it restarts restarts again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A simulated rollout instance, advanced from event to event.
 
 It computes many iterations of continuous batching at once, with the same result as one by one
-(`continuous_batching.py`). Commands are carried out between iterations, in order.
-"""
+(`continuous_batching.py`). Commands are carried out between iterations, in order."""
 
 from __future__ import annotations
 
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
 
 
 class SimulatedInstance:
-    """One instance, up and idle at `now`.
-
-    Its driver calls `advance` at the time `next`, and `deliver` for each command, which may change
-    `next`. `find` returns the response of a trajectory; `published` returns the newest version,
-    which a pull loads.
-    """
+    """One instance, up and idle at `now`. Its driver calls `advance` at the time `next`, and
+    `deliver` for each command, which may change `next`. `find` returns the response of a
+    trajectory; `published` returns the newest version, which a pull loads."""
 
     def __init__(
         self,

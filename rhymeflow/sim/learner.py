@@ -2,8 +2,7 @@
 
 It may accumulate complete groups before their batch is full. After a death it loads the newest
 checkpoint and repeats the batches since then, then the interrupted one. Each version is published
-once.
-"""
+once."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from rhymeflow.sim.faults import Recovery
 if TYPE_CHECKING:
     from rhymeflow.sim.timeline import TimelineRow
 
-_PATIENCE = 1.5
-"""A checkpoint waits for an evaluated version until this multiple of `save_seconds`."""
+_PATIENCE = 1.5  # a checkpoint waits for an evaluated version until this multiple of `save_seconds`
 
 
 @dataclass(slots=True)
@@ -34,10 +32,8 @@ class _Batch:
 
 
 class SimulatedLearner:
-    """The learner of a run, up and idle at second 0.
-
-    Its driver calls `publish` at the time `next`. Without `recovery` there are no checkpoints.
-    """
+    """The learner of a run, up and idle at second 0. Its driver calls `publish` at the time `next`.
+    Without `recovery` there are no checkpoints."""
 
     def __init__(self, cost: CostModel, recovery: Recovery | None, row: TimelineRow | None) -> None:
         self.next = inf  # the time at which it publishes

@@ -1,8 +1,7 @@
 """Writes a simulated run as a run directory, for all tools that read runs (docs/inspecting.md).
 
 It has the coordinator's events and commands, with virtual times, but no tokens, texts or losses.
-Each response's iterations and drafted tokens are estimated by the mean of its instance.
-"""
+Each response's iterations and drafted tokens are estimated by the mean of its instance."""
 
 from __future__ import annotations
 

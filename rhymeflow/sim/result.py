@@ -1,7 +1,6 @@
 """The figures of a simulated run, and their display as tables.
 
-Rates and idle shares leave out the first `skip_steps` and the last `uncounted` steps.
-"""
+Rates and idle shares leave out the first `skip_steps` and the last `uncounted` steps."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class SimulationResult:
     step_seconds: tuple[float, ...]  # between the publications of consecutive versions
     steps_per_second: float
     throughput: float  # trained tokens, of responses and prompts, per second
-    response_throughput: float
-    """Trained tokens of responses per second, observations included."""
+    response_throughput: float  # trained tokens of responses per second, observations included
     trajectories_per_second: float  # trained responses per second
     idle_rollout: float  # share of the instances' time in which they were idle
     idle_instances: tuple[float, ...]  # idle share of each, as they joined, in the whole run

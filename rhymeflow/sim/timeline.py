@@ -1,7 +1,6 @@
 """The timeline of a simulated cluster, and its plot: instances as rows over time, the learner below
 them, and the load. A row's colour is the version it works under; it is pale while idle, darker
-during prefill and red during a pull.
-"""
+during prefill and red during a pull."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class Timeline:
 _IDLE, _PULL, _PUSH, _RESTORE = "#eeeef2", "#d62728", "#ff7f0e", "#111111"
 _RUNNING, _KV = "#333355", "#b0763b"
 _ROWS = 64
-_ROW_LABELS = 16
-"""Most labels of rows; more would overlap."""
+_ROW_LABELS = 16  # most labels of rows; more would overlap
 
 Rgb = tuple[float, float, float]
 

@@ -38,26 +38,20 @@ STATE, STAGING = "backup.json", "backup-upload"
 CHANGING_FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
 """Files of the run directory that change: each backup copies them anew."""
 
-LAYOUT = 2
-"""Version of the format of a backup."""
+LAYOUT = 2  # version of the format of a backup
 
-KEPT_CHECKPOINTS = 2
-"""Number of checkpoints of an attempt that stay in the backup."""
+KEPT_CHECKPOINTS = 2  # number of checkpoints of an attempt that stay in the backup
 
-RETRY_SECONDS = (1.0, 60.0)
-"""Waiting time between two tries, at first and at most."""
+RETRY_SECONDS = (1.0, 60.0)  # waiting time between two tries, at first and at most
 
-END_SECONDS = 60.0
-"""How long the end of an attempt waits for its last backup."""
+END_SECONDS = 60.0  # how long the end of an attempt waits for its last backup
 
 
 class StorePosition(msgspec.Struct, frozen=True):
     """What a store contains."""
 
-    position: dict[str, int]
-    """Number of the last row of each table in `GROWING`."""
-    last_event: tuple[int, float]
-    """Number and time of the last event."""
+    position: dict[str, int]  # number of the last row of each table in `GROWING`
+    last_event: tuple[int, float]  # number and time of the last event
     published: int  # the newest version
     pruned_before: int  # tokens of groups that ended under earlier versions are deleted
 
@@ -66,10 +60,8 @@ class Backup(msgspec.Struct, frozen=True):
     """What a run is rebuilt from. Earlier backups and attempts may have written the files."""
 
     state: StorePosition
-    version: int
-    """Version of the checkpoint."""
-    files: dict[str, StoredFile]
-    """By path in the run directory."""
+    version: int  # version of the checkpoint
+    files: dict[str, StoredFile]  # by path in the run directory
     rows: list[StoredFile]
     """Files of rows, in the order in which they are inserted into an empty store."""
     run_dir: str
@@ -161,12 +153,9 @@ def state_of(connection: sqlite3.Connection) -> StorePosition:
 
 
 def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> StorePosition:
-    """Write what came after position `since` to the file `target`, in one read transaction.
-
-    These are the new rows of tables in `GROWING`, and the present state of rows that `changes`
-    lists in the others. The cost is in proportion to what came since, and deleted rows are left
-    out.
-    """
+    """Write what came after position `since` to the file `target`, in one read transaction. These
+    are the new rows of tables in `GROWING`, and the present state of rows that `changes` lists in
+    the others. The cost is in proportion to what came since, and deleted rows are left out."""
     execute = connection.execute
     execute(f"ATTACH '{target.resolve().as_uri()}?mode=rwc' AS part")
     try:

@@ -1,8 +1,7 @@
 """The sequences of an agent's response, which is stored as one row of tokens in order of time.
 
 A call of the program is an observation that `follows` the tokens up to a position, where another
-turn of the policy ended; 0: it begins with nothing before it. The policy's turn comes after it.
-"""
+turn of the policy ended; 0: it begins with nothing before it. The policy's turn comes after it."""
 
 from __future__ import annotations
 

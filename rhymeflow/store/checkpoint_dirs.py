@@ -3,8 +3,7 @@
 RUN_DIR/checkpoints/step-N       complete, for it is written under another name
 RUN_DIR/checkpoints              with `run.checkpoint_dir`, a file that names it
 run.checkpoint_dir/owner.json    the run, and its attempt, that may write there
-URL/step-N/complete.json         written last: the size of each file of the checkpoint
-"""
+URL/step-N/complete.json         written last: the size of each file of the checkpoint"""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from rhymeflow.store.reader import Attempt
 
 CHECKPOINTS, OWNER, COMPLETE = "checkpoints", "owner.json", "complete.json"
-UNFINISHED = ".unfinished"
-"""Suffix of a directory that is still being written."""
+UNFINISHED = ".unfinished"  # suffix of a directory that is still being written
 AHEAD, DAMAGED = "ahead-of-the-log-", "damaged-"
 """Prefixes of checkpoints that are newer than the log, and of those that cannot be read."""
 FIELD = "run.checkpoint_dir"
@@ -52,8 +50,7 @@ class CheckpointDir:
         self._path, self._check = path, check
         self.files = path.with_name(path.name + UNFINISHED)
         """Directory for files that rank 0 writes."""
-        self.target = str(self.files)
-        """Directory or URL to which all ranks write."""
+        self.target = str(self.files)  # directory or URL to which all ranks write
 
     def __str__(self) -> str:
         return str(self._path)

@@ -1,8 +1,7 @@
 """Encodes events and commands as JSON text, and decodes them.
 
 The kind is the class's name. The body holds the fields by name, so SQL can aggregate them with
-`json_extract`. A trajectory id is the list [group, member].
-"""
+`json_extract`. A trajectory id is the list [group, member]."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 An error that a damaged file caused becomes a `UserError`; an error with an undamaged file is a
 defect and keeps its traceback. A file is damaged if SQLite finds errors in it, text in it does not
-decode, or a batch that was trained on is incomplete.
-"""
+decode, or a batch that was trained on is incomplete."""
 
 from __future__ import annotations
 

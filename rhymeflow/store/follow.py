@@ -2,8 +2,7 @@
 
 Each segment is returned once, in the order of storing. A response's reward comes with each segment
 that is read after the reward was stored, and by itself if it was stored later. Groups that were
-pruned before they were read are left out.
-"""
+pruned before they were read are left out."""
 
 from __future__ import annotations
 

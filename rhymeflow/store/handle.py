@@ -3,8 +3,7 @@
     serve()                       in the process that has the file
     store_reader(config, dir)     in any process; both kinds of reader give the same results
 
-A batch that several ranks ask for is read once and sent once to each node.
-"""
+A batch that several ranks ask for is read once and sent once to each node."""
 
 from __future__ import annotations
 

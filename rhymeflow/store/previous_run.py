@@ -1,7 +1,6 @@
 """Opens a previous run by its directory: its store, and the configuration it ran with.
 
-Importing the configuration is slow, so only functions that read one import it.
-"""
+Importing the configuration is slow, so only functions that read one import it."""
 
 from __future__ import annotations
 

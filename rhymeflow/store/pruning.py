@@ -2,8 +2,7 @@
 
 All tokens of an ended group, and all data per token, are deleted in one transaction. Table `pruned`
 keeps how many of them each instance generated under which version, for the audit and statistics.
-SQLite writes new rows to the pages that become free.
-"""
+SQLite writes new rows to the pages that become free."""
 
 from __future__ import annotations
 

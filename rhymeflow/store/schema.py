@@ -1,7 +1,6 @@
 """Defines the tables of `events.db` and their version, and opens the file.
 
-One process at a time can open it for writing.
-"""
+One process at a time can open it for writing."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from urllib.parse import quote
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
-ENVIRONMENT = "environment"
-"""Stored as the instance of an environment's observations."""
+ENVIRONMENT = "environment"  # stored as the instance of an environment's observations
 
 EVENTS = "events.db"
 
@@ -128,11 +126,8 @@ CHANGES_KEYS: Mapping[str, tuple[str, ...]] = {
 
 def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
-
-    Raises:
-        UserError: the directory is missing, another process writes here, the file is no event store
-            of this version, or it exists although `is_new`.
-    """
+    Raises `UserError` if the directory is missing, another process writes here, the file is no
+    event store of this version, or it exists although `is_new`."""
     if is_new:
         refuse_another(path)
     with ExitStack() as undo:

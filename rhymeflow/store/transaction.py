@@ -2,8 +2,7 @@
 
 Rows are collected and written statement by statement, at a fifth of the cost of row by row. Of the
 rows between two commits, all are stored or none. After a disk fault nothing more is written, and
-each attempt to write raises that fault again. After `close`, the one file is the whole store.
-"""
+each attempt to write raises that fault again. After `close`, the one file is the whole store."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from rhymeflow.store.checkpoint_dirs import where_of
 from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
-WAIT_SECONDS = 5.0
-"""How long `close` waits for readers. The run's own readers take milliseconds."""
+WAIT_SECONDS = 5.0  # How long `close` waits for readers. The run's own readers take milliseconds.
 
 
 class Transaction:
@@ -65,9 +63,7 @@ class Transaction:
 
     def close(self) -> None:
         """Drop uncommitted rows and close the file, which is then complete without its `-wal`.
-
-        After a disk fault, file and `-wal` may both be needed. A deleted file is written again.
-        """
+        After a disk fault, file and `-wal` may both be needed. A deleted file is written again."""
         if not self._is_open:
             return
         self._is_open = False
@@ -146,8 +142,7 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises:
         sqlite3.Error, OSError: there is no room for the copy. The whole store is then the file
-            together with its `-wal`.
-    """
+            together with its `-wal`."""
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
     is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
     if not is_busy or in_wal == copied >= 0:  # both are -1 if the checkpoint could not begin

@@ -2,8 +2,7 @@
 
 One process writes, any number read (`reader.py`). Everything between two commits is one transaction
 (`transaction.py`). The controller commits before it sends a message about stored rows (a batch to
-train on, a published version), so the receiver finds them.
-"""
+train on, a published version), so the receiver finds them."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class GroupProgress(NamedTuple):
     epoch: int
     prompt: str
     prompt_ids: list[int]
-    tokens: dict[int, array[int]]
-    """Tokens of each member that has any."""
+    tokens: dict[int, array[int]]  # tokens of each member that has any
     finished: dict[int, FinishReason]
     versions: dict[int, Version]
     """For each member with tokens, the version that generated the last one."""
@@ -81,8 +79,7 @@ class SqliteTrajectoryStore:
         """Open or create the store. Raises `UserError` if the directory is missing or in use, the
         file has another schema version, or it exists and `is_new`."""
         self.path = Path(path)
-        self.seconds = 0.0
-        """Seconds spent in public methods: what storing costs the run."""
+        self.seconds = 0.0  # seconds spent in public methods: what storing costs the run
         self._transaction = Transaction(self.path, is_new=is_new)
         self._connection, self._put = self._transaction.connection, self._transaction.put
         self._pruner = Pruner(self._connection)

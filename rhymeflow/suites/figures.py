@@ -24,10 +24,8 @@ class JudgedAnswer:
 
 def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
     """Return the probability that at least one of `k` answers, drawn without replacement, passes.
-
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1): 1 - C(n-c, k) /
-    C(n, k), for n answers of which c passed.
-    """
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1): 1 - C(n-c, k) / C(n,
+    k), for n answers of which c passed."""
     assert 0 < k <= num_answers
     return 1.0 - math.comb(num_answers - num_passed, k) / math.comb(num_answers, k)
 
@@ -106,10 +104,8 @@ def named(rewards: Mapping[str, float]) -> dict[str, float]:
 
 # -- names -----------------------------------------------------------------------------------------
 
-REWARD = "eval/reward"
-"""The mean held-out reward, which is also `eval/held_out/avg@1`."""
-STDERR = f"eval/{HELD_OUT}/stderr"
-"""Its standard error, over prompts."""
+REWARD = "eval/reward"  # the mean held-out reward, which is also `eval/held_out/avg@1`
+STDERR = f"eval/{HELD_OUT}/stderr"  # its standard error, over prompts
 
 
 def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Makes the configuration and the prompts of each evaluation suite of section `eval`.
 
-Fields that a suite does not set are the run's, whose reward and environment workers serve it.
-"""
+Fields that a suite does not set are the run's, whose reward and environment workers serve it."""
 
 from __future__ import annotations
 
@@ -185,8 +184,7 @@ def load_suites(
 
     `held_out`: the run's held-out prompts, if loaded already. `max_length`: the model's context, in
     tokens. `tools`: each suite's tools, for the chat template. Raises `UserError` if prompts cannot
-    be read or generated, or do not fit the model's context.
-    """
+    be read or generated, or do not fit the model's context."""
     loaded, suites = {}, of_run(config)
     if held_out is None and any(suite.section.source is None for suite in suites):
         held_out = load_prompts(config.data, config.run.seed)[1]

@@ -1,8 +1,7 @@
 """Calls transformers' `TrainerCallback`s during a run, and makes `state.log_history`.
 
 Each call has the state of its own step, even if an evaluation or a checkpoint is ready later. Of
-`control`'s flags, those for stopping and saving have an effect. `model` is None.
-"""
+`control`'s flags, those for stopping and saving have an effect. `model` is None."""
 
 from __future__ import annotations
 
@@ -27,12 +26,9 @@ _LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "back
 class Rhythm(NamedTuple):
     """How often entries are made, and how their steps and epochs are counted."""
 
-    every: int = 1
-    """Versions between two entries; 0: none are made."""
-    has_first: bool = False
-    """Whether the first version has an entry in any case."""
-    steps_per_version: int = 1
-    """Optimizer steps of a version; these are transformers' steps."""
+    every: int = 1  # versions between two entries; 0: none are made
+    has_first: bool = False  # whether the first version has an entry in any case
+    steps_per_version: int = 1  # optimizer steps of a version; these are transformers' steps
     versions_per_epoch: float = 0.0  # 0: not known
 
     def epoch(self, version: int) -> float:

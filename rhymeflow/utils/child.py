@@ -2,8 +2,7 @@
 
 multiprocessing imports the file of `__main__` in every process that it spawns or forks from its
 server. Workers run functions of modules and do not need that file, and a script without
-`if __name__ == "__main__"` would start a run in each of them.
-"""
+`if __name__ == "__main__"` would start a run in each of them."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from typing import Any
 
 from rhymeflow.errors import UserError
 
-START_SECONDS = 600.0
-"""Longest time for a process to import user code."""
+START_SECONDS = 600.0  # longest time for a process to import user code
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _lock = threading.RLock()
 
@@ -103,10 +101,8 @@ def descendants(ancestor: int) -> list[int]:
 
 def detach(parent: int) -> None:
     """Make this process ignore Ctrl-C, lead a new process group, and end with its parent, even
-    inside a call that never returns. Its group ends with it, however it ends (Linux).
-
-    It also resets multiprocessing's start method for the processes that this one starts.
-    """
+    inside a call that never returns. Its group ends with it, however it ends (Linux). It also
+    resets multiprocessing's start method for the processes that this one starts."""
     multiprocessing.set_start_method(None, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
@@ -121,11 +117,9 @@ def detach(parent: int) -> None:
 
 
 def _guard() -> None:
-    """Start a process that kills this one's group when this one ends for any reason.
-
-    It is not a child of this process, because user code may wait for all children, and it has none
-    of this process's files open.
-    """
+    """Start a process that kills this one's group when this one ends for any reason. It is not a
+    child of this process, because user code may wait for all children, and it has none of this
+    process's files open."""
     guarded = os.getpid()
     try:
         ended = os.pidfd_open(guarded)  # readable once that process has ended

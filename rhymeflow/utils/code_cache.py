@@ -2,8 +2,7 @@
 
 numba notices a change only in the file of a compiled function, not in functions that it calls in
 other files or in types of its arguments. So a change anywhere in `ROOMS` gives another directory.
-Deleting these directories is always safe.
-"""
+Deleting these directories is always safe."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("cpu", "histospec", "weights")
-"""Subpackages with compiled functions."""
+ROOMS = ("cpu", "histospec", "weights")  # subpackages with compiled functions
 _PREFIX = "compiled-"
 
 

@@ -70,9 +70,7 @@ def replace(path: Path, data: bytes) -> None:
 
 def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> StorageError | None:
     """Return a `StorageError` for `error` if it is a fault of the disk with `run_dir`, else None.
-
-    `path` is the file that was written, for errors that do not name it.
-    """
+    `path` is the file that was written, for errors that do not name it."""
     import sqlite3  # not above: not every process needs it
 
     if isinstance(error, StorageError):

@@ -1,7 +1,6 @@
 """The GPUs that this process may use, by NVIDIA's driver (NVML): CUDA is not initialised.
 
-A process that has initialised CUDA keeps memory of a GPU, and cannot be forked.
-"""
+A process that has initialised CUDA keeps memory of a GPU, and cannot be forked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Requests to servers with OpenAI's interface.
 
-The API key comes from an environment variable and is in no configuration, log or error.
-"""
+The API key comes from an environment variable and is in no configuration, log or error."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-WAIT_SECONDS = 0.5
-"""Waiting time before the second try; doubled before each further one."""
+WAIT_SECONDS = 0.5  # waiting time before the second try; doubled before each further one
 
 RETRIED_CODES = (408, 409, 429, 500, 502, 503, 504)
 """HTTP status codes after which another try may succeed."""

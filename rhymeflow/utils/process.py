@@ -22,11 +22,9 @@ def set_process_name(name: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep up to 2 GiB of freed memory for later allocations.
-
-    By default it returns each large array to the system, and the next one is mapped and cleared
-    again, page by page: a twentieth of a learner's step. Other C libraries are not changed.
-    """
+    """Make glibc keep up to 2 GiB of freed memory for later allocations. By default it returns each
+    large array to the system, and the next one is mapped and cleared again, page by page: a
+    twentieth of a learner's step. Other C libraries are not changed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, 2**30)

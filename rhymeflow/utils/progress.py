@@ -2,8 +2,7 @@
 
 `advance` is called after each piece of work: a micro-batch, an optimizer step, an iteration of an
 engine, a tensor published or pulled, and also while the worker is idle. If the count stands still,
-the process hangs, or one piece takes long.
-"""
+the process hangs, or one piece takes long."""
 
 pieces = 0
 has_started = False

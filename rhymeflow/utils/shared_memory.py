@@ -2,8 +2,7 @@
 
 New memory is zero. The process that created it frees it, or else its resource tracker does. It is
 mapped directly and not through `multiprocessing.shared_memory`, with which before Python 3.13 the
-tracker of a process that only attached would free it too.
-"""
+tracker of a process that only attached would free it too."""
 
 from __future__ import annotations
 
@@ -17,12 +16,10 @@ from pathlib import Path
 
 from rhymeflow.errors import UserError
 
-DIRECTORY = Path("/dev/shm")
-"""Where Linux shows POSIX shared memory as files. macOS has none."""
+DIRECTORY = Path("/dev/shm")  # Where Linux shows POSIX shared memory as files. macOS has none.
 
 _TRACKED_AS = "shared_memory"  # the resource tracker's word for it
-LINE = 64
-"""Bytes of a cache line."""
+LINE = 64  # bytes of a cache line
 
 
 def new_name(prefix: str) -> str:

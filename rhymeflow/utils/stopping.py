@@ -1,7 +1,6 @@
 """Handles signals that stop a program: Ctrl-C, and those of clusters and of a closed terminal.
 
-Handlers that a caller or `nohup` has set stay.
-"""
+Handlers that a caller or `nohup` has set stay."""
 
 from __future__ import annotations
 

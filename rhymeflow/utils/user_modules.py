@@ -3,8 +3,7 @@
 A file becomes a module whose name contains its path, so that its objects can be sent to processes
 that user code starts, and files of the same name are different modules. A `.pickle` has objects of
 a Trainer that are in no module. If an object cannot be imported, also because the user's file
-raised, a `UserError` says why in one line that begins with `where`.
-"""
+raised, a `UserError` says why in one line that begins with `where`."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ from rhymeflow.utils.user_values import described
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-__path__: list[str] = []
-"""Marks this module as a package; `_Finder` finds its submodules."""
+__path__: list[str] = []  # marks this module as a package; `_Finder` finds its submodules
 
 
 def name_of_file(path: Path) -> str:

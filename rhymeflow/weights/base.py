@@ -6,8 +6,7 @@
 
 Each rank publishes its rows in a store of its own, after all have copied and hashed theirs. A pull
 neither waits for a publication nor delays one, and a puller that dies blocks no other process.
-Imports no torch.
-"""
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class SharedMemoryWeightHandle(msgspec.Struct, frozen=True, tag="shared_memory")
 
     name: str
     manifest: Manifest
-    has_changes: bool = False
-    """Whether the store also has the changes between versions."""
+    has_changes: bool = False  # whether the store also has the changes between versions
 
     def open(self) -> WeightReader:
         """Open the store in this process, where the tensors to be filled are. Raises
@@ -104,8 +102,7 @@ class PulledParts(NamedTuple):
     """What one process says that it pulled; proved with what the others of its engine have."""
 
     weights: ProvedWeights
-    published: Sequence[int]
-    """Each tensor's published digest."""
+    published: Sequence[int]  # each tensor's published digest
     held: Sequence[Mapping[Slab, int]]
     """What each part of each tensor that the process has adds to the tensor's digest."""
 
@@ -114,12 +111,10 @@ class Update(NamedTuple):
     """Turns the weights that a puller has into those of another version."""
 
     manifest: Manifest
-    weights: ProvedWeights
-    """The result, once it is proved."""
+    weights: ProvedWeights  # the result, once it is proved
     digests: Callable[[], Sequence[int]]
     """Returns each tensor's published digest. Raises `Overtaken` if the version is overwritten."""
-    sources: Sequence[RowsSource]
-    """Of each rank, in the order of their rows."""
+    sources: Sequence[RowsSource]  # of each rank, in the order of their rows
 
     @property
     def steps(self) -> Sequence[Changes] | None:
@@ -159,10 +154,8 @@ class Update(NamedTuple):
 
 def prove(manifest: Manifest, pulled: Sequence[PulledParts]) -> ProvedWeights:
     """Return the weights that the processes of an engine have pulled, proved by the digests of what
-    they hold (law 5): digests of parts add up, and those of equal parts are equal.
-
-    Raises `ChecksumMismatch` if they are not the published ones.
-    """
+    they hold (law 5): digests of parts add up, and those of equal parts are equal. Raises
+    `ChecksumMismatch` if they are not the published ones."""
     weights, published, _ = pulled[0]
     assert all(each.weights == weights for each in pulled), "all have the same version"
     digests, differing = list[int](), list[str]()
@@ -185,11 +178,8 @@ def prove(manifest: Manifest, pulled: Sequence[PulledParts]) -> ProvedWeights:
 
 
 class WeightReader:
-    """One puller's side.
-
-    Methods raise `OwnerLost` if the publishing process is gone and the weights with it; the next
-    learner publishes them again, in a new store.
-    """
+    """One puller's side. Methods raise `OwnerLost` if the publishing process is gone and the
+    weights with it; the next learner publishes them again, in a new store."""
 
     def __init__(self, handle: WeightHandle) -> None:
         self.handle, self.manifest = handle, handle.manifest

@@ -13,8 +13,7 @@ takes longer than copying; at four times as many, the list is as large as the te
 
 A base and its changes give the version to the last bit, NaN payloads and signs of zeros included.
 The base is identified by version and checksum, so changes are never applied to other weights. The
-bytes mean the same on any machine of this byte order.
-"""
+bytes mean the same on any machine of this byte order."""
 
 from __future__ import annotations
 
@@ -27,34 +26,27 @@ import numpy as np
 from rhymeflow.weights.manifest import Manifest, TensorSpec
 from rhymeflow.weights.proof import ProvedWeights, units_of
 
-MAX_LISTED = 1 / 8
-"""Greatest share of a tensor's units that are listed."""
+MAX_LISTED = 1 / 8  # greatest share of a tensor's units that are listed
 
 _MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is the format's version
 _WORDS = 5
-BLOCK = 1 << 16
-"""Units per block, so that a unit's index in its block fits 16 bits."""
+BLOCK = 1 << 16  # units per block, so that a unit's index in its block fits 16 bits
 _UNIT = 2
 
 
 class Listed(NamedTuple):
     """Changed 16-bit units of one tensor, in order, as `kernels.put_changes` takes them."""
 
-    counts: np.ndarray
-    """Number of changes in each block of 65,536 units, [blocks] uint32."""
-    places: np.ndarray
-    """Index of each changed unit in its block, [n] uint16."""
-    values: np.ndarray
-    """New value of each changed unit, [n] uint16."""
+    counts: np.ndarray  # number of changes in each block of 65,536 units, [blocks] uint32
+    places: np.ndarray  # index of each changed unit in its block, [n] uint16
+    values: np.ndarray  # new value of each changed unit, [n] uint16
 
 
 class Difference(NamedTuple):
     """How a tensor differs from its last version."""
 
-    changed: int
-    """Number of changed units."""
-    listed: Listed | None
-    """None: it is copied whole."""
+    changed: int  # number of changed units
+    listed: Listed | None  # none: it is copied whole
 
 
 class Finder:
@@ -163,11 +155,9 @@ class Link(NamedTuple):
     """The changes to a publication, if they are available."""
 
     weights: ProvedWeights
-    base: ProvedWeights | None
-    """Where the changes start; None: they are not available."""
+    base: ProvedWeights | None  # where the changes start; None: they are not available
     num_bytes: int
-    buffer: Any
-    """The changes, or a reference to them."""
+    buffer: Any  # the changes, or a reference to them
 
 
 def chain(

@@ -1,8 +1,7 @@
 """Pulls weights into tensors, in place and proved.
 
 Digests are those of the tensors themselves: taken from a tensor after it was copied whole, updated
-where changes are put into it, and kept otherwise. After an error the tensors are undefined.
-"""
+where changes are put into it, and kept otherwise. After an error the tensors are undefined."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class SlabPlace:
         self.slab, self._into, self._dtype = slab, into.detach(), getattr(torch, spec.dtype)
         self.device, self._is_whole = into.device, slab == Slab(0, spec.num_bytes)
         self._rows = self._rows_of(self._into)
-        self.view: np.ndarray | None = None
-        """Its bytes, [runs, length], in the host's memory."""
+        self.view: np.ndarray | None = None  # its bytes, [runs, length], in the host's memory
         if self._rows is not None and is_on_host(into):
             self.view = self._rows.view(torch.uint8).numpy()
 
@@ -96,10 +94,8 @@ class SlabPlace:
 
 
 class Installation:
-    """Tensors, or parts of them, into which weights are pulled, and their digests.
-
-    Nothing else may change or move them, since pulls build on their content.
-    """
+    """Tensors, or parts of them, into which weights are pulled, and their digests. Nothing else may
+    change or move them, since pulls build on their content."""
 
     def __init__(
         self,
@@ -108,8 +104,7 @@ class Installation:
     ) -> None:
         """`into`: the manifest's tensors, or what returns all places where the process has parts of
         one. `copied` is called with the name of each tensor that was copied whole."""
-        self.holds: ProvedWeights | None = None
-        """The weights in them; None: they are undefined."""
+        self.holds: ProvedWeights | None = None  # the weights in them; None: they are undefined
         self.digests: dict[str, dict[Slab, int]] = {}
         """Digest of each part of each tensor that was pulled."""
         self._into, self._copied = into, copied

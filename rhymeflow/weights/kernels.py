@@ -1,8 +1,7 @@
 """Compiled loops that hash weights, find changes between two versions, and apply them.
 
 Tensors are read as 16-bit units, and hashed as in `proof.py`. No index is checked: callers ensure
-that arrays fit.
-"""
+that arrays fit."""
 
 from __future__ import annotations
 
@@ -18,12 +17,10 @@ from rhymeflow.cpu.tiles import prefetch  # noqa: E402
 from rhymeflow.weights.changes import BLOCK  # noqa: E402
 from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
-_GROUP = 32
-"""Units that are compared before a branch."""
+_GROUP = 32  # units that are compared before a branch
 _MANY = BLOCK // 32
 """After a block with more changes than this, the next one is searched without branches."""
-_AHEAD = 64
-"""How many changes ahead memory is prefetched."""
+_AHEAD = 64  # how many changes ahead memory is prefetched
 
 compiled = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
@@ -67,8 +64,7 @@ def find_changes(new, old, counts, places, values, most):
 
     Sets `counts` [n / BLOCK, rounded up] to their number in each block and, if there are at most
     `most`, `places` and `values` to their indices in their blocks and their new values; these two
-    have room for `most` + BLOCK.
-    """
+    have room for `most` + BLOCK."""
     found, expects_many = int64(0), False
     for block in range(len(counts)):
         a = new[block * BLOCK : (block + 1) * BLOCK]

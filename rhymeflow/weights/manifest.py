@@ -1,8 +1,7 @@
 """The manifest: the tensors of a version of the weights, and the place of each among its bytes.
 
 It is a pure function of names, shapes and dtypes in their order, so two processes with equal
-manifests read the same bytes as the same tensors. Imports no torch: messages carry manifests.
-"""
+manifests read the same bytes as the same tensors. Imports no torch: messages carry manifests."""
 
 from __future__ import annotations
 

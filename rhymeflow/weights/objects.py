@@ -2,8 +2,7 @@
 
 The learner puts each version as a few large buffers, plus one of changes (`changes.py`), and sends
 readers the catalogue of its publications. Readers on one node share the buffers fetched there.
-Buffers are lost with the process that published them: readers raise `OwnerLost`.
-"""
+Buffers are lost with the process that published them: readers raise `OwnerLost`."""
 
 from __future__ import annotations
 
@@ -33,14 +32,12 @@ from rhymeflow.weights.publish import New, WeightStore
 if TYPE_CHECKING:
     from rhymeflow.learner.ranks import Ranks
 
-QUESTION = "weights"
-"""The name under which a reader asks the learner for the catalogue."""
+QUESTION = "weights"  # the name under which a reader asks the learner for the catalogue
 
 PART_BYTES = 1 << 28
 """Least size of a part, except the last: few references, and memory for one part at a time."""
 
-WHOLE_VERSIONS = 2
-"""Number of newest versions that are kept whole."""
+WHOLE_VERSIONS = 2  # number of newest versions that are kept whole
 
 
 class PublishedVersion(NamedTuple):
@@ -48,14 +45,12 @@ class PublishedVersion(NamedTuple):
 
     weights: ProvedWeights
     digests: list[int]
-    parts: tuple[Reference, ...] | None
-    """None: the whole version is no longer kept."""
+    parts: tuple[Reference, ...] | None  # none: the whole version is no longer kept
     changes: Link
     """Changes from the previous publication to this one; `Link.buffer` is a `Reference`."""
 
 
-Catalogue = tuple[PublishedVersion, ...]
-"""Versions in the order of publication."""
+Catalogue = tuple[PublishedVersion, ...]  # versions in the order of publication
 
 
 class ObjectWeightStore(WeightStore):

@@ -18,14 +18,12 @@ from rhymeflow.weights.changes import BLOCK, Listed
 from rhymeflow.weights.manifest import Slab
 from rhymeflow.weights.proof import HASH_BLOCK, INNER, MASK, bytes_of, digest, outer
 
-Hash = int | Tensor
-"""A digest, or an int64 scalar on a device that is one modulo 2**64."""
+Hash = int | Tensor  # a digest, or an int64 scalar on a device that is one modulo 2**64
 
 HASHED_AT_A_TIME = 1 << 22
 """Units that are hashed at a time; each takes 8 bytes of working memory, in strided runs 50."""
 
-STAGED_BYTES = 1 << 25
-"""Size of a buffer between a device and the host's memory."""
+STAGED_BYTES = 1 << 25  # size of a buffer between a device and the host's memory
 
 _LIMB = 16
 """Bits of a key that are multiplied at a time: sums of 1,024 products are exact in float64."""
@@ -141,11 +139,8 @@ def _unsigned(units_N: Tensor) -> Tensor:
 
 class Staging:
     """Two buffers of host memory, pinned if the device is a GPU: while bytes go between one of them
-    and the device, the host fills or empties the other.
-
-    Copies to the device are of its current stream, copies from it of a stream of their own. One of
-    these is for one direction.
-    """
+    and the device, the host fills or empties the other. Copies to the device are of its current
+    stream, copies from it of a stream of their own. One of these is for one direction."""
 
     def __init__(self, device: torch.device, size: int = STAGED_BYTES) -> None:
         self.device, is_gpu = device, device.type == "cuda"

@@ -14,8 +14,7 @@ updates the hash without the others.
 A single changed unit is always detected, since keys are odd. Of other differences a share of about
 2**-47 goes undetected, over random keys: units differ by less than 2**16, so powers of two take at
 most 15 of the 64 bits. This guards against torn copies, stale tensors and bugs, not against an
-attacker who knows the keys.
-"""
+attacker who knows the keys."""
 
 from __future__ import annotations
 
@@ -31,15 +30,12 @@ from rhymeflow.weights.manifest import Manifest
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = 1 << 18
-"""Bytes that are copied, then hashed while they are in the L2 cache."""
+_CHUNK = 1 << 18  # bytes that are copied, then hashed while they are in the L2 cache
 
-MASK = (1 << 64) - 1
-"""Hashes are numbers modulo 2**64."""
+MASK = (1 << 64) - 1  # hashes are numbers modulo 2**64
 
 
-HASH_BLOCK = 1024
-"""Units that share an outer key; the inner keys fit the L1 cache."""
+HASH_BLOCK = 1024  # units that share an outer key; the inner keys fit the L1 cache
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 

@@ -1,8 +1,7 @@
 """Publishes weights: the learner's side of `base.py`, the same on one rank and on many.
 
 Each rank hashes its rows where they are, and copies them into a store of its own. It publishes them
-there once the digests of all ranks are summed, so when all have copied theirs.
-"""
+there once the digests of all ranks are summed, so when all have copied theirs."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class WeightStore:
         so that readers detect errors in the copy. If a rank is lost in the meantime, readers still
         find the version before.
 
-        Raises `ManifestMismatch` if they are not the manifest's tensors.
-        """
+        Raises `ManifestMismatch` if they are not the manifest's tensors."""
         require_names(self._rows, tensors)
         base = self._last if self._keep else None
         old, room = self._begin()
@@ -168,11 +166,9 @@ def _summed(numbers: list[int], ranks: Ranks | None) -> list[int]:
 def make_store(
     config: Config, manifest: Manifest, run_dir: Path, ranks: Ranks | None = None
 ) -> WeightStore:
-    """Create an empty store of `weights.transport`, in each of several ranks.
-
-    On one machine it is named after the run's directory, and memory left by a killed learner is
-    freed first: a run has one learner at a time.
-    """
+    """Create an empty store of `weights.transport`, in each of several ranks. On one machine it is
+    named after the run's directory, and memory left by a killed learner is freed first: a run has
+    one learner at a time."""
     from rhymeflow.weights.objects import ObjectWeightStore
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 

@@ -16,8 +16,7 @@ begins again (`base.Overtaken`).
 With `keep`, the changes from each publication to the next (`changes.py`) are in separate memory
 that is never overwritten; if it is freed, it stays until its reader unmaps it. They are applied
 only to the weights from which they start, identified by version and checksum: a restarted learner
-publishes its version again, and if that differs (on GPUs it may), instances pull it whole.
-"""
+publishes its version again, and if that differs (on GPUs it may), instances pull it whole."""
 
 from __future__ import annotations
 

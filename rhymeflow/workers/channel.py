@@ -1,8 +1,7 @@
 """A connection that delivers every message once, over any transport.
 
 A transport that reconnects may repeat messages. So they are numbered, and a message with an old
-number is dropped. Both ends must be channels.
-"""
+number is dropped. Both ends must be channels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs a worker's role, with its cores, log and heartbeat, and reports its errors.
 
 A worker ignores Ctrl-C (the controller decides), ends with its controller, and reports what it dies
-of. Only roles import torch, after the number of threads is set.
-"""
+of. Only roles import torch, after the number of threads is set."""
 
 from __future__ import annotations
 
@@ -28,11 +27,9 @@ from rhymeflow.utils.process import redirect_output, set_process_name
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Alive, Failed, send
 
-ORPHAN_SECONDS = 2.0
-"""Time that a worker has to release its resources once its controller is gone."""
+ORPHAN_SECONDS = 2.0  # time that a worker has to release its resources once its controller is gone
 
-BEAT_SECONDS = 1.0
-"""Time between two heartbeats."""
+BEAT_SECONDS = 1.0  # time between two heartbeats
 
 START_SECONDS = 3600.0
 """While a worker starts, each heartbeat counts as progress for this long: loading, compiling and
@@ -42,8 +39,7 @@ vLLM's start report none. The largest models take less to load from slow disks."
 class WorkerSetup(NamedTuple):
     """What a worker is started with; every field can be written as JSON."""
 
-    role: str
-    """The module of `rhymeflow.workers` that it runs."""
+    role: str  # the module of `rhymeflow.workers` that it runs
     name: str
     config: str  # as JSON
     run_dir: str  # on the controller's node

@@ -2,8 +2,7 @@
 
 Answers to suites' prompts are copied too, so each evaluation drafts from the one before. No worker
 waits for this one, and it changes no token (law 3). Only it writes to its index, in shared memory;
-a successor rebuilds the index from the store.
-"""
+a successor rebuilds the index from the store."""
 
 from __future__ import annotations
 
@@ -34,11 +33,9 @@ POLL_SECONDS = 0.25
 IDLE_SECONDS = 1.0
 """The longest time between two reads, and so between two messages to the controller."""
 
-SEGMENTS_AT_ONCE = 256
-"""Most segments between two checks for a message of the controller."""
+SEGMENTS_AT_ONCE = 256  # most segments between two checks for a message of the controller
 
-PROMPTS_REMEMBERED = 256
-"""Number of groups whose prompts are cached."""
+PROMPTS_REMEMBERED = 256  # number of groups whose prompts are cached
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:

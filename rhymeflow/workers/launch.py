@@ -2,8 +2,7 @@
 
 It is for workers that cannot be forked because their libraries differ from the controller's. FD is
 the worker's end of the pipe, whose first message is its `entry.WorkerSetup`. `openmp`: load Intel's
-OpenMP first, if this environment has it.
-"""
+OpenMP first, if this environment has it."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-OPENMP = "libiomp5.so"
-"""Without it vLLM's kernels for CPUs take three times as long (docs/vllm.md)."""
+OPENMP = "libiomp5.so"  # without it vLLM's kernels for CPUs take three times as long (docs/vllm.md)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """Compiles kernels and bytecode before the first run: `python -m rhymeflow.workers.precompile`.
 
-The installer calls it. Otherwise the first run compiles in the background, and drafts only then.
-"""
+The installer calls it. Otherwise the first run compiles in the background, and drafts only then."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.kernels import put_changes
 from rhymeflow.weights.manifest import plan
 
-HEAD_DIM = 64
-"""The kernels are the same for every size."""
+HEAD_DIM = 64  # the kernels are the same for every size
 
 IMPORTED = (
     *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),

@@ -1,7 +1,6 @@
 """Imports that the fork server does for its workers: slow ones that most workers need.
 
-The garbage collector, which would take a fifth of the time, is off until a worker enables it.
-"""
+The garbage collector, which would take a fifth of the time, is off until a worker enables it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The newest whole checkpoint of a published version is loaded, and the batches since are trained on
 again, each with its attempt's configuration; skipped steps are skipped again. On a CPU, or with
-deterministic kernels, the weights are the same to the last bit; the log has their checksum.
-"""
+deterministic kernels, the weights are the same to the last bit; the log has their checksum."""
 
 from __future__ import annotations
 

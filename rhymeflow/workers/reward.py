@@ -2,8 +2,7 @@
 
 A request has responses to one prompt and the functions to call; without functions it asks only for
 text. Functions run in a pool of processes (`rhymeflow/pool.py`). Each request gets one reply:
-rewards, or why there are none (law 6).
-"""
+rewards, or why there are none (law 6)."""
 
 from __future__ import annotations
 

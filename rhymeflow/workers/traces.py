@@ -1,8 +1,7 @@
 """Traces of the steps in `run.profile_steps`, by torch's profiler inside the worker.
 
 `record` replaces the class of the worker in its process, so that a worker without it has nothing of
-it. A file is a compressed Chrome trace: ui.perfetto.dev opens it.
-"""
+it. A file is a compressed Chrome trace: ui.perfetto.dev opens it."""
 
 from __future__ import annotations
 
@@ -16,11 +15,9 @@ from rhymeflow.core.commands import Accumulate, Pull, Train
 from rhymeflow.errors import UserError
 from rhymeflow.workers.messages import AnyMessage, Publish
 
-FOLDER = "profile"
-"""Directory in the run directory."""
+FOLDER = "profile"  # directory in the run directory
 
-INSTANCE = "rollout-0"
-"""The instance that is recorded, as are its successors."""
+INSTANCE = "rollout-0"  # the instance that is recorded, as are its successors
 
 MAX_ITERATIONS = 64
 """Iterations of an engine in a trace, at most; each of a large model has thousands of kernels."""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class UserCodeWorker:
     """Submits messages to a pool of processes and sends the results."""
 
-    latency = 0.0
-    """Seconds that an answer takes at least, as on an emulated cluster."""
+    latency = 0.0  # seconds that an answer takes at least, as on an emulated cluster
 
     def __init__(self, connection: Channel, pool: Pool | Agents) -> None:
         self._connection, self._pool = connection, pool

@@ -12,8 +12,7 @@ completion times grow linearly from `slope * high` for the shortest to `high` fo
 together: the seconds of all iterations by the cost model (`core/cost.py`). If there are more
 responses than places, all places count as busy until as many responses are left as there are
 places; these are the longest, and count as begun together. The result lies between those of
-running the longest first (up to a quarter less) and the shortest first (a few per cent more).
-"""
+running the longest first (up to a quarter less) and the shortest first (a few per cent more)."""
 
 from __future__ import annotations
 
@@ -24,12 +23,10 @@ from typing import NamedTuple
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId
 
-RANKING_GROUPS = 8
-"""Most ranking groups; there are never more than instances."""
+RANKING_GROUPS = 8  # most ranking groups; there are never more than instances
 SLOPES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 """The ratios of shortest to longest completion time that are tried."""
-HALVINGS = 12
-"""Iterations of the bisection; each halves its error."""
+HALVINGS = 12  # iterations of the bisection; each halves its error
 
 
 class Ranked(NamedTuple):
@@ -37,8 +34,7 @@ class Ranked(NamedTuple):
 
     group: GroupId
     prompt_tokens: int
-    lengths: tuple[float, ...]
-    """Expected tokens of each response, in ascending order."""
+    lengths: tuple[float, ...]  # expected tokens of each response, in ascending order
 
     @property
     def mean(self) -> float:
@@ -57,9 +53,7 @@ def lay_out(
     groups: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
 ) -> list[Share]:
     """Cut the groups into ranking groups, shortest first, and choose how many instances each gets.
-
-    `places`: trajectories that an instance decodes at a time.
-    """
+    `places`: trajectories that an instance decodes at a time."""
     count = min(RANKING_GROUPS, num_instances, len(groups))
     ranked = iter(sorted(groups, key=lambda g: (g.mean, g.group)))
     parts = [list(islice(ranked, size)) for size in _equal_sizes(count, len(groups))]
@@ -81,9 +75,7 @@ def completion_time(
 
 def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, places: int) -> float:
     """Return the seconds that an instance takes for responses of these lengths, in ascending order.
-
-    `prompt_tokens`: mean tokens of their prompts. `places`: most responses that run at a time.
-    """
+    `prompt_tokens`: mean tokens of their prompts. `places`: most responses that run at a time."""
     if not lengths:
         return 0.0
     tokens_read = sum(length * (prompt_tokens + length / 2) for length in lengths)

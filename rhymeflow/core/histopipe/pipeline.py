@@ -3,8 +3,7 @@
 A step has as many groups as a batch. It is laid out once all groups of the step before are admitted
 and some instance has finished its share of that step. An instance begins its share when nothing of
 an earlier step runs there. A migrated trajectory (an outlier) gets its own place: another instance
-in its step, or the same instance in the next step.
-"""
+in its step, or the same instance in the next step."""
 
 from __future__ import annotations
 

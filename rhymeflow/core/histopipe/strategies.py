@@ -18,15 +18,12 @@ from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
 """Outliers are among the last of an instance's responses: at most this share of them (RhymeRL)."""
-OUTLIER_RATIO = 1.5
-"""A response is an outlier above this multiple of its predicted length."""
+OUTLIER_RATIO = 1.5  # a response is an outlier above this multiple of its predicted length
 
 
 def planned(view: FleetView) -> list[Assignment]:
     """Route each trajectory to its instance in the layout, once that instance has reached its step.
-
-    On an instance the earliest step goes first, then interrupted trajectories, then the longest.
-    """
+    On an instance the earliest step goes first, then interrupted trajectories, then the longest."""
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
@@ -81,8 +78,7 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
     An outlier is among the last tenth of its instance's share of a step, and is longer than
     `OUTLIER_RATIO` times its predicted length. It moves to an instance that holds the donor's
     version or a newer one and has a response expected to run longer: of those, the one with the
-    fewest responses. If there is none, it stays and joins the next step. It moves only once.
-    """
+    fewest responses. If there is none, it stays and joins the next step. It moves only once."""
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:
         return

@@ -1,8 +1,7 @@
 """The buffer of one training batch: which groups hold its entries.
 
 A group is in it at most once; operations are amortised O(log n). `staleness.py` has the rules by
-which groups take and leave entries.
-"""
+which groups take and leave entries."""
 
 from __future__ import annotations
 
@@ -22,16 +21,14 @@ STATES: Mapping[tuple[bool, bool], BufferState] = {
 }
 """By (whether it has as many OCCUPIED entries as its target, whether any are EMPTY)."""
 
-_SLACK = 16
-"""A heap is rebuilt when its stale entries outnumber the current ones by more than this."""
+_SLACK = 16  # a heap is rebuilt when its stale entries outnumber the current ones by more than this
 
 
 class Held(dict[GroupId, Version]):
     """Groups whose entries are in one state, with their versions.
 
     Args:
-        sign: 1 if `first` is the oldest (the lowest version, then id); -1 if the newest.
-    """
+        sign: 1 if `first` is the oldest (the lowest version, then id); -1 if the newest."""
 
     __slots__ = ("_heap", "_sign")
 
@@ -64,8 +61,7 @@ class Buffer:
 
     Args:
         target: OCCUPIED entries that make the batch complete.
-        size: number of entries, EMPTY ones included.
-    """
+        size: number of entries, EMPTY ones included."""
 
     __slots__ = ("occupied", "reserved", "size", "target")
 

@@ -1,8 +1,7 @@
 """The entries of all buffers: which group holds which entry, and under which version.
 
 A group holds at most one entry, in a buffer of its window that is not consumed. `staleness.py`
-decides which, and changes it through the methods at the end.
-"""
+decides which, and changes it through the methods at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Entries:
         extra_groups: entries of each buffer beyond `groups_per_batch`.
         max_staleness: the bound, in versions.
         num_batches: buffers 0 .. num_batches - 1 exist; no group is admitted beyond them, so that
-            no group is left when the run ends.
-    """
+            no group is left when the run ends."""
 
     def __init__(
         self, *, groups_per_batch: int, extra_groups: int, max_staleness: int, num_batches: int

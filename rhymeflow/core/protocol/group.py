@@ -23,8 +23,7 @@ REWARDED; an Abort command is sent only for those on an instance. An event that 
 is late or repeated and changes nothing, with two exceptions: TrajectoryRewarded or RewardFailed of
 a member that is not yet FINISHED takes effect when it is, and TrajectoryInterrupted always updates
 the stored length. Of a RUNNING or STOPPING member, only events of its own instance count, and of
-TrajectoryInterrupted only the one that the last Interrupt caused.
-"""
+TrajectoryInterrupted only the one that the last Interrupt caused."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class Member:
     early_result: events.TrajectoryRewarded | events.RewardFailed | None = None
     """The event about its reward, if that arrived before the member was FINISHED."""
     reward: float | None = None
-    components: dict[str, tuple[float, float]] | None = None
-    """See `TrajectoryRewarded.components`."""
+    components: dict[str, tuple[float, float]] | None = None  # see `TrajectoryRewarded.components`
 
     @property
     def sampled(self) -> int:

@@ -24,8 +24,7 @@ still depends on which finish first.
 **No deadlock.** A RESERVED group can finish in its own entry. While the first buffer has not met
 its target, each of its entries that is not OCCUPIED is RESERVED, by a group that runs or only waits
 for an instance, or EMPTY. An EMPTY one cannot be taken by a group of a later buffer, so all of
-those begin after it, and the next group that is admitted takes it first.
-"""
+those begin after it, and the next group that is admitted takes it first."""
 
 from __future__ import annotations
 

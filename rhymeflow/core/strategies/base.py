@@ -2,8 +2,7 @@
 
 A strategy is a pure function of a read-only view: the fleet as it will be once every command given
 so far is carried out. The coordinator drops proposals that the staleness protocol does not allow,
-so no strategy, not even a user's, can break the bound.
-"""
+so no strategy, not even a user's, can break the bound."""
 
 from __future__ import annotations
 
@@ -66,10 +65,8 @@ class Settings:
 
 
 class Layout(Protocol):
-    """A schedule's record of where trajectories are to run, which its rules read.
-
-    The coordinator creates one when it starts, and uses only these methods.
-    """
+    """A schedule's record of where trajectories are to run, which its rules read. The coordinator
+    creates one when it starts, and uses only these methods."""
 
     def extend(self, state: State) -> None:
         """Lay out unadmitted groups if it is time to; called before the rules."""
@@ -96,8 +93,7 @@ class FleetView:
     of unadmitted groups. Computed while it is iterated over; it can be iterated over again."""
     lowest_waiting: Version | None
     """The least `min_version` of waiting trajectories of admitted groups; None: there are none."""
-    num_returning: int
-    """Number of trajectories being interrupted: they will be in the queue soon."""
+    num_returning: int  # number of trajectories being interrupted: they will be in the queue soon
     admissible: frozenset[Version]
     """Versions, held by some instance that accepts, at which a new group could start now."""
     settings: Settings

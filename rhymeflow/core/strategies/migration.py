@@ -1,7 +1,6 @@
 """Migration: which running trajectories to interrupt.
 
-Routing then decides where they go; `rebalance` moves none that routing would send back.
-"""
+Routing then decides where they go; `rebalance` moves none that routing would send back."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     instance, gain more there than it would back on the donor, and gain enough for routing to accept
     it there. So routing does not send it back, and the pair is then balanced: the donor donates
     again only after the loads have drifted apart by the whole ratio. Loads are balanced only while
-    nothing waits or is being moved, so no free capacity is filled twice.
-    """
+    nothing waits or is being moved, so no free capacity is filled twice."""
     overfull = {x.name for x in view.instances if len(x.waiting) > MAX_WAITING}
     if not any(x.has_room() and not x.waiting for x in view.instances):
         overfull = set()
@@ -54,11 +52,9 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
-    """Like `rebalance`, but leave responses that are about to end where they are.
-
-    A response moves if its expected remaining time is more than `MIN_REMAINING` times the time to
-    recompute its cache. If history predicts nothing (`explained_variance` is 0), all move.
-    """
+    """Like `rebalance`, but leave responses that are about to end where they are. A response moves
+    if its expected remaining time is more than `MIN_REMAINING` times the time to recompute its
+    cache. If history predicts nothing (`explained_variance` is 0), all move."""
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
         return migrations

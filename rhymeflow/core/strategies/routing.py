@@ -15,8 +15,7 @@ O(log instances). Whether the gain is enough is then decided by the exact number
 
 **Room to grow.** `waterfall` leaves a share of each cache free (`KV_HEADROOM`), since the running
 responses grow. Without it a full fleet spends its time on preempting and rerouting: 2.0 million
-interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
-"""
+interruptions of 10 thousand responses in one simulated run (docs/lab-log.md)."""
 
 from __future__ import annotations
 
@@ -36,11 +35,9 @@ from rhymeflow.core.types import InstanceId, Version
 
 
 def fewest_requests(view: FleetView) -> list[Assignment]:
-    """Route each trajectory, in queue order, to the instance with the fewest trajectories.
-
-    An instance has room below its `capacity` while its KV cache is not full; how many tokens the
-    trajectory adds does not matter. A later turn goes to the trajectory's home if that has room.
-    """
+    """Route each trajectory, in queue order, to the instance with the fewest trajectories. An
+    instance has room below its `capacity` while its KV cache is not full; how many tokens the
+    trajectory adds does not matter. A later turn goes to the trajectory's home if that has room."""
     fleet = _Fleet(
         view.instances,
         rank=lambda load, tokens: load.num_running,
@@ -73,8 +70,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
     negative or the instance is empty; else the next version is tried. (This is StaleFlow with mu =
     0; its authors use 0.2 to 0.3, but we measured more training with 0, docs/lab/scheduling.md.)
     Instances on which anything waits are left out. A later turn goes to the trajectory's
-    home, where its cache may still be, if that has room and loses no throughput.
-    """
+    home, where its cache may still be, if that has room and loses no throughput."""
     gain = view.settings.cost.gain
     fleet = _Fleet(
         [each for each in view.instances if not each.waiting],
@@ -132,10 +128,8 @@ class _Load:
 
 class _Fleet:
     """The instances with room, and the best of each version: the lowest rank, then first to join.
-
     `rank` and `has_place` take an instance's load and a trajectory's tokens; `has_place` says
-    whether its cache has room for them.
-    """
+    whether its cache has room for them."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Schedules: the rules by name, and the bundles of them; docs/schedules.md shows `SCHEDULES`.
 
-The protocol bounds the staleness under any rules.
-"""
+The protocol bounds the staleness under any rules."""
 
 from __future__ import annotations
 

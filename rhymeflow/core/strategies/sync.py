@@ -13,11 +13,9 @@ from rhymeflow.core.types import InstanceId
 
 
 def when_idle(instance: InstanceView, view: FleetView) -> bool:
-    """Pull when nothing is left on the instance.
-
-    Why it pulls eventually. With `on_pull: drain` a lagging instance gets nothing new, and its
-    trajectories end, since responses are of bounded length.
-    """
+    """Pull when nothing is left on the instance. Why it pulls eventually. With `on_pull: drain` a
+    lagging instance gets nothing new, and its trajectories end, since responses are of bounded
+    length."""
     return not instance.assigned
 
 
@@ -38,8 +36,7 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
     Why it pulls eventually. Until it does, it stays at one version v. It can be given only what may
     run at v: trajectories of groups started at v or below, and new groups while a buffer up to v +
     bound is open, that is until batch v + bound is consumed. These are finitely many and each ends,
-    so the instance pulls before they have all ended, or at the latest when it is empty.
-    """
+    so the instance pulls before they have all ended, or at the latest when it is empty."""
     if not instance.assigned:
         return True
     if instance.waiting:
@@ -59,8 +56,7 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     routed to those that stay (`on_pull: reroute`). An empty instance pulls.
 
     Why it pulls eventually. An instance that stays can be given only what may run at its version,
-    which is finite (see `when_version_unusable`) and ends; it pulls once it is empty.
-    """
+    which is finite (see `when_version_unusable`) and ends; it pulls once it is empty."""
     if not instance.assigned:
         return True
     if instance.waiting or instance.version in view.admissible:
@@ -89,8 +85,7 @@ def _keepers(view: FleetView) -> frozenset[InstanceId]:
     return frozenset(x.name for _, _, x in sorted(draining)[: min(most, needed)])
 
 
-_MOST_TOGETHER = 64
-"""Most trajectories that are gathered on one instance."""
+_MOST_TOGETHER = 64  # most trajectories that are gathered on one instance
 
 
 def _max_together(cost: CostModel, tokens: float, max_slowdown: float) -> int:

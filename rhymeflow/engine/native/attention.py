@@ -42,10 +42,8 @@ def attention_for(
 
 
 class CachedAttention(Attention):
-    """The `models.attention.Attention` of one iteration, in a few large products.
-
-    Rows after the last span get zeros. Slots must not move while it is in use.
-    """
+    """The `models.attention.Attention` of one iteration, in a few large products. Rows after the
+    last span get zeros. Slots must not move while it is in use."""
 
     def __init__(self, spans: list[CacheSpan], device: torch.device) -> None:
         self.cache_shape = spans[0].slot.size_class.shape
@@ -71,10 +69,8 @@ class CachedAttention(Attention):
 
 class _Block:
     """New tokens of sequences in one size class. All slots from the first sequence's to the last
-    one's have the same number of rows, also slots of other sequences between them.
-
-    Suffixes: S sequences, T their new tokens, B slots, W rows of a slot, P = B * W, L keys.
-    """
+    one's have the same number of rows, also slots of other sequences between them. Suffixes: S
+    sequences, T their new tokens, B slots, W rows of a slot, P = B * W, L keys."""
 
     def __init__(self, members: list[tuple[CacheSpan, int]], device: torch.device) -> None:
         """`members`: each span with its first row in the packed row."""

@@ -2,8 +2,7 @@
 
 In an iteration with few rows, matrix products do not dominate: transformers' modules take some
 forty small operations per layer. On CPUs, `Layers` runs Llama-like decoders with four products and
-a dozen torch functions per layer; every other model runs through its own modules.
-"""
+a dozen torch functions per layer; every other model runs through its own modules."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class _Layer(NamedTuple):
     down: Callable[[Tensor], Tensor]
     first_norm: Tensor
     second_norm: Tensor
-    head_norms_ED: Tensor | None
-    """Norm weights of the query and key heads, if they are normalised."""
+    head_norms_ED: Tensor | None  # norm weights of the query and key heads, if they are normalised
     weighing: Weighing
 
 
@@ -190,10 +188,8 @@ def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 class _AdaptedProduct:
     """One product for linear layers that share their input, and one for their adapters: the outputs
-    of each depend on its own narrow part alone.
-
-    `refresh` packs these, and packs them again after the adapters have changed.
-    """
+    of each depend on its own narrow part alone. `refresh` packs these, and packs them again after
+    the adapters have changed."""
 
     def __init__(self, product: Callable[[Tensor], Tensor], layers: Sequence[nn.Linear]) -> None:
         adapted = [each for each in layers if isinstance(each, LoraLinear)]

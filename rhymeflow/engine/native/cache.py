@@ -4,8 +4,7 @@ A sequence moves to the next class when it outgrows its slot: a token is copied 
 memory stays within twice what is needed, and sequences of similar length lie side by side and are
 attended to in a few products. A full slot first gives back the positions that no layer sees any
 more. The used slots of a class come first; values beyond a sequence's length are finite, so masking
-them with weight 0 is exact.
-"""
+them with weight 0 is exact."""
 
 from __future__ import annotations
 
@@ -27,12 +26,10 @@ FIRST_CAPACITY = 256
 padding but cost calls: about 3 ms per class and decode step of 30 layers, as much as all the
 padding of 32 sequences of 40 to 256 tokens in one size class."""
 
-FIRST_SLOTS = 4
-"""Initial slots of a size class; doubled whenever all are used."""
+FIRST_SLOTS = 4  # initial slots of a size class; doubled whenever all are used
 
 
-STEP = 32
-"""Positions are given back in multiples of this, so that sums over keys keep their order."""
+STEP = 32  # positions are given back in multiples of this, so that sums over keys keep their order
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +44,8 @@ class Slot:
 
 
 class SizeClass:
-    """Slots of one capacity: `kv` is [layers, 2 (keys, values), slots, G, capacity, D].
-
-    `flat_keys` and `flat_values` are views of it, per layer [slots * G * capacity, D].
-    """
+    """Slots of one capacity: `kv` is [layers, 2 (keys, values), slots, G, capacity, D]. `flat_keys`
+    and `flat_values` are views of it, per layer [slots * G * capacity, D]."""
 
     def __init__(self, capacity: int, empty: Tensor, reach: Reach) -> None:
         self.capacity = capacity
@@ -85,11 +80,9 @@ class SizeClass:
 
 
 class CacheSpan(NamedTuple):
-    """One sequence's part of the packed row: `num_new` tokens after `cached` ones in its slot.
-
-    With `parents`, the last `len(parents)` tokens are a draft tree, whose root is the token before
-    them. `parents` has, for each, the index in the tree of its parent, or -1 if that is the root.
-    """
+    """One sequence's part of the packed row: `num_new` tokens after `cached` ones in its slot. With
+    `parents`, the last `len(parents)` tokens are a draft tree, whose root is the token before them.
+    `parents` has, for each, the index in the tree of its parent, or -1 if that is the root."""
 
     slot: Slot
     cached: int
@@ -178,10 +171,8 @@ def capacity_for(length: int) -> int:
 
 class KeptCaches:
     """Sequences between two turns, by request id, that keep their slot until the next turn comes or
-    the room is needed. At most `max_sequences`; the oldest are dropped first.
-
-    A cache is reused only for the tokens and the weights that it was computed from.
-    """
+    the room is needed. At most `max_sequences`; the oldest are dropped first. A cache is reused
+    only for the tokens and the weights that it was computed from."""
 
     def __init__(self, cache: KVCache, max_sequences: int) -> None:
         self._cache, self._max_sequences = cache, max_sequences

@@ -1,8 +1,7 @@
 """Attention of one engine iteration on a CPU, by the compiled kernel.
 
 The packed row holds the spans in order, without padding. The spans are divided among as many
-threads as torch uses; results do not depend on how many.
-"""
+threads as torch uses; results do not depend on how many."""
 
 from __future__ import annotations
 
@@ -17,11 +16,9 @@ from rhymeflow.cpu.tiles import ROWS
 from rhymeflow.engine.native.cache import CacheSpan, SizeClass
 from rhymeflow.models.attention import Attention, Reach, Weighing
 
-DTYPES = (torch.float32, torch.bfloat16)
-"""Supported dtypes of keys and values."""
+DTYPES = (torch.float32, torch.bfloat16)  # supported dtypes of keys and values
 
-_PAIRS_PER_THREAD = 50_000
-"""Pairs of a query and a key that justify one more thread."""
+_PAIRS_PER_THREAD = 50_000  # pairs of a query and a key that justify one more thread
 
 
 def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -70,11 +67,9 @@ class CpuAttention:
 
 
 class _Iteration(Attention):
-    """The attention of one iteration, in which no slot moves.
-
-    Each of `calls` is a size class, its flat keys and values, and the spans to compute; each of
-    `scratch` is one thread's working memory.
-    """
+    """The attention of one iteration, in which no slot moves. Each of `calls` is a size class, its
+    flat keys and values, and the spans to compute; each of `scratch` is one thread's working
+    memory."""
 
     def __init__(
         self,

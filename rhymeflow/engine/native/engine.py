@@ -2,8 +2,7 @@
 
 Between two steps responses can be interrupted or moved, and weights changed. Drafted tokens run
 together with the token they follow; those that the model also samples are kept (`verify.py`), and
-lowering `Sequence.cached` discards the others. No CUDA graphs are used.
-"""
+lowering `Sequence.cached` discards the others. No CUDA graphs are used."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Engine:
     `model` must be loaded with `attn_implementation=models.attention.NAME` and be in eval mode.
     `seed` is the run's. `instance` and `version` are recorded in the segments of each response.
     Between two turns a response keeps its cache if there is room: at most `max_num_seqs` do, within
-    the part of `kv_capacity` tokens that running responses leave. None: no cache is kept.
-    """
+    the part of `kv_capacity` tokens that running responses leave. None: no cache is kept."""
 
     def __init__(
         self,
@@ -85,10 +83,8 @@ class Engine:
         self._modelled: float | None = None  # see `Pace.charge`
 
     def prove(self) -> None:
-        """Compare the engine's log-probabilities with the model's own; see `models/proof.py`.
-
-        Call it before anything is submitted, without a drafter. Raises `UserError` if they differ.
-        """
+        """Compare the engine's log-probabilities with the model's own; see `models/proof.py`. Call
+        it before anything is submitted, without a drafter. Raises `UserError` if they differ."""
         assert not self.has_work
         assert self._drafting.drafter is None
         requests = []

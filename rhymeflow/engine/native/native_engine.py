@@ -54,11 +54,8 @@ def _model(config: Config, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 
 class NativeEngine(Engine):
-    """A `base.RolloutEngine` that starts with the newest weights of `weights`.
-
-    `drafter_for(index, max_length)` makes a drafter; `max_length` counts a prompt's and its
-    response's tokens.
-    """
+    """A `base.RolloutEngine` that starts with the newest weights of `weights`. `drafter_for(index,
+    max_length)` makes a drafter; `max_length` counts a prompt's and its response's tokens."""
 
     def __init__(
         self,

@@ -28,8 +28,7 @@ with equal logits, hence equal bounds, count together; then the number only vari
 A token's noise depends neither on other draws nor on the batch, the device or the model's dtype.
 The hash is integer arithmetic, so its bits are the same everywhere; the logarithms are float64 and
 may differ between devices in the last bit. `draw` returns exactly the argmax of x minus the log of
-`exponentials`; the logit of a left-out token is -inf.
-"""
+`exponentials`; the logit of a left-out token is -inf."""
 
 from __future__ import annotations
 
@@ -50,11 +49,9 @@ _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's finaliser
 _LAST_SHIFT = 31
-_BLOCK_WORDS = 1 << 32
-"""Counter of block 0; tokens count from 0, so the two never meet."""
+_BLOCK_WORDS = 1 << 32  # counter of block 0; tokens count from 0, so the two never meet
 
-SMALL = 512
-"""Largest vocabulary of which every token's noise is computed: fewer operations on CPUs."""
+SMALL = 512  # largest vocabulary of which every token's noise is computed: fewer operations on CPUs
 
 ROOM_PER_ROW, ROOM = 128, 4096
 """Blocks, and tokens, that `draw` has room for without waiting: for each row, and for all rows."""
@@ -96,8 +93,7 @@ def draw(x_RV: Tensor, keys_R: Tensor, *, waits: bool = True) -> Tensor:
 
     `x_RV` is float32, with at least one finite value in every row. Unless it `waits` for the device
     to say how many tokens can win, it has room for a fixed number of them, and returns `UNKNOWN`
-    for every row if there are more.
-    """
+    for every row if there are more."""
     rows, vocabulary = x_RV.shape
     if vocabulary <= SMALL:
         return (x_RV.double() - exponentials(keys_R, vocabulary).log()).argmax(1)

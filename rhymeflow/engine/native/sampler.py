@@ -2,8 +2,7 @@
 
 A row's token depends only on its logits, its `Sampling` and its noise key. Log-probabilities are
 under the distribution sampled from (`models.logits.shaped`, as in the learner). At temperature 0
-the token is the argmax, the smallest if several are equal, and the distribution is untempered.
-"""
+the token is the argmax, the smallest if several are equal, and the distribution is untempered."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from rhymeflow.models.logits import shaped
 CHUNK_BYTES = 1 << 28
 """Bytes of float32 logits that are sampled from at a time: drafts can have thousands of rows."""
 
-Shaping = tuple[float, int, float]
-"""Temperature, top-k and top-p."""
+Shaping = tuple[float, int, float]  # temperature, top-k and top-p
 
 
 class Draws(NamedTuple):
@@ -30,8 +28,7 @@ class Draws(NamedTuple):
 
     sampling: Sampling
     stream: int
-    positions: list[int]
-    """Each token's position in the response, from 0."""
+    positions: list[int]  # each token's position in the response, from 0
 
 
 def sampling_bytes(rows: int, vocabulary: int, bytes_per_logit: int, *, truncates: bool) -> int:

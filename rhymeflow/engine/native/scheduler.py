@@ -8,8 +8,7 @@
   to decode decodes in every iteration.
 - Of running sequences with the same prompt (a group), one computes it and the others copy it,
   unless it was computed under older weights, or given back because of its length.
-- Every iteration runs at least one token while there is work.
-"""
+- Every iteration runs at least one token while there is work."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class IterationPlan:
 
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     work: list[SequenceWork] = field(default_factory=list)
-    evicted: list[Sequence] = field(default_factory=list)
-    """Sequences that made way for urgent ones."""
+    evicted: list[Sequence] = field(default_factory=list)  # sequences that made way for urgent ones
 
     def rows(self) -> tuple[int, int, int]:
         """Return the rows of sequences that decode, drafts included; those of prompts, and of a
@@ -69,8 +67,7 @@ class Scheduler:
         self.urgent_places = max(1, int(max_num_seqs * URGENT_SHARE))
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()
-        self.urgent: deque[Sequence] = deque()
-        """Waiting urgent sequences; `waiting` has the others."""
+        self.urgent: deque[Sequence] = deque()  # waiting urgent sequences; `waiting` has the others
         self.running: list[Sequence] = []
 
     def submit(self, sequence: Sequence) -> None:
@@ -78,10 +75,8 @@ class Scheduler:
         (self.urgent if sequence.request.is_urgent else self.waiting).append(sequence)
 
     def plan(self) -> IterationPlan:
-        """Admit sequences while there is room; return what runs now.
-
-        Copies count as done: `cached` is raised here. After the work the caller calls `advance`.
-        """
+        """Admit sequences while there is room; return what runs now. Copies count as done: `cached`
+        is raised here. After the work the caller calls `advance`."""
         plan = IterationPlan()
         if self.urgent:
             self._admit_urgent(plan)

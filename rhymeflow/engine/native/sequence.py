@@ -11,22 +11,15 @@ from rhymeflow.engine.base import Request, Segment
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request inside the engine: its token ids, of which the first `cached` have keys and values.
-
-    Lowering `cached` discards keys and values.
-    """
+    Lowering `cached` discards keys and values."""
 
     request: Request
-    stream: int
-    """The response's noise stream, see `noise.stream`."""
-    ids: list[int]
-    """Prompt and response so far."""
-    prompt: tuple[int, ...]
-    """The prompt, to find sequences with the same one."""
-    slot: Any = None
-    """Its `cache.Slot`, if it has one."""
+    stream: int  # the response's noise stream, see `noise.stream`
+    ids: list[int]  # prompt and response so far
+    prompt: tuple[int, ...]  # the prompt, to find sequences with the same one
+    slot: Any = None  # its `cache.Slot`, if it has one
     cached: int = 0
-    is_mixed: bool = False
-    """Some of its cache was computed under older weights."""
+    is_mixed: bool = False  # some of its cache was computed under older weights
     has_prompt: bool = True
     """If the prompt is cached: nothing has been given back that the token after it sees."""
 

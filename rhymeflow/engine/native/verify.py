@@ -6,8 +6,7 @@ If a child has that token it is accepted, and the token sampled after it is the 
 Decoding token by token would sample the same tokens: logits depend only on the tokens before them,
 and noise only on the position. Since a draft is a point mass, this is also rejection sampling with
 the residual sampled in advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via
-Speculative Decoding", 2023, appendix A.1), without ratios to compare.
-"""
+Speculative Decoding", 2023, appendix A.1), without ratios to compare."""
 
 from __future__ import annotations
 

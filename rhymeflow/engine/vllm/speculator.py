@@ -3,8 +3,7 @@
 vLLM asks its drafter at the end of an iteration, without naming the requests. Ours needs their ids
 and what the next iteration runs, so the engine drafts before it (`engine/drafter.py`) and hands
 drafts to vLLM's scheduler. A runner verifies them only if it was built with a drafter. V2 verifies
-`req_states.draft_tokens`, on the device, so drafts are also copied there, asynchronously.
-"""
+`req_states.draft_tokens`, on the device, so drafts are also copied there, asynchronously."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 vLLM's scheduler is in this process, and so is its worker if there is only one. An interrupted
 request is submitted again with its tokens added to the prompt; its noise counts from the end of the
 original prompt. Urgent requests are admitted as in `native/scheduler.py`: of the others that run,
-the last submitted makes way, and resumes first. `self_test.py` tests vLLM's internals used here.
-"""
+the last submitted makes way, and resumes first. `self_test.py` tests vLLM's internals used here."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ from rhymeflow.weights.base import WeightReader, prove
 from rhymeflow.weights.manifest import ManifestMismatch
 from rhymeflow.weights.proof import ProvedWeights
 
-COMPARED_PULLS = 3
-"""Number of first pulls after which layers are compared with fresh ones."""
+COMPARED_PULLS = 3  # number of first pulls after which layers are compared with fresh ones
 
 MOST_WITHOUT_ROOM = 3
 """Draws of a request without room (`noise.draw`, once in 5e13) that end the instance: a defect."""
@@ -54,24 +52,17 @@ class Entry:
     """A request inside the engine."""
 
     request: Request
-    number: int
-    """Order of submission, from 1."""
+    number: int  # order of submission, from 1
     name: str = ""
     """Its id in `LLMEngine`'s calls and outputs; empty while it waits as an urgent request."""
-    scheduler_id: str = ""
-    """Its id in vLLM's scheduler."""
+    scheduler_id: str = ""  # its id in vLLM's scheduler
     draws_without_room: int = 0
 
 
 class VllmEngine:
-    """A `base.RolloutEngine` that starts with the newest weights of `weights`.
-
-    `drafter_for(index, max_length)` makes a drafter; `max_length` counts a prompt's and its
-    response's tokens.
-
-    Raises:
-        UserError: vLLM does not take the configuration.
-    """
+    """A `base.RolloutEngine` that starts with the newest weights of `weights`. `drafter_for(index,
+    max_length)` makes a drafter; `max_length` counts a prompt's and its response's tokens. Raises
+    `UserError` if vLLM does not take the configuration."""
 
     def __init__(
         self,
@@ -97,10 +88,8 @@ class VllmEngine:
             self._call("rhymeflow_speculate")
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
         self._entries: dict[Hashable, Entry] = {}
-        self._in_vllm: dict[str, Entry] = {}
-        """Entries that vLLM has, by name."""
-        self._urgent: deque[Entry] = deque()
-        """Urgent entries that vLLM does not have yet."""
+        self._in_vllm: dict[str, Entry] = {}  # entries that vLLM has, by name
+        self._urgent: deque[Entry] = deque()  # urgent entries that vLLM does not have yet
         self._num_submitted = self._num_added = 0
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._drafting = Drafting(vocabulary=self.vocabulary, max_sequences=rollout.max_num_seqs)
@@ -312,10 +301,8 @@ class VllmEngine:
 
     def _pull(self, weights: WeightReader, want: Version | None) -> ProvedWeights:
         """Bring all workers to `want`, newer weights if those are gone, or the newest for None.
-
-        Raises:
-            OwnerLost: the weights are gone with the learner; every worker has its old version.
-        """
+        Raises `OwnerLost` if the weights are gone with the learner; every worker has its old
+        version."""
         self._num_pulls += 1
         compare = self._num_pulls <= COMPARED_PULLS
         source = weights if self._is_local else weights.handle
@@ -332,11 +319,9 @@ class VllmEngine:
             want = max(each.weights.version for each in results)
 
     def _add_to_vllm(self, entry: Entry) -> None:
-        """Have vLLM queue a request, behind the urgent ones and in the order of submission.
-
-        Only requests added under the same version share prefixes, so after an `install` with
-        `keep_cache` no later request starts from keys and values of old weights.
-        """
+        """Have vLLM queue a request, behind the urgent ones and in the order of submission. Only
+        requests added under the same version share prefixes, so after an `install` with
+        `keep_cache` no later request starts from keys and values of old weights."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -431,11 +416,8 @@ class VllmEngine:
 
 
 def load_vllm(config: Config) -> Any:
-    """Create vLLM's `LLMEngine`, with dummy weights, which the first pull replaces.
-
-    Raises:
-        UserError: vLLM does not take the configuration.
-    """
+    """Create vLLM's `LLMEngine`, with dummy weights, which the first pull replaces. Raises
+    `UserError` if vLLM does not take the configuration."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(model_runner(config) == "v2"))
     import_vllm()
     check_supported(config, known_models())

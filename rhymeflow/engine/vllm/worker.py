@@ -1,7 +1,6 @@
 """Methods added to vLLM's workers, the processes that hold the model.
 
-vLLM mixes `WorkerExtension` into its worker and calls its methods by name (`collective_rpc`).
-"""
+vLLM mixes `WorkerExtension` into its worker and calls its methods by name (`collective_rpc`)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import PulledParts, WeightHandle, WeightReader
 
-PATH = f"{__name__}.WorkerExtension"
-"""The name by which vLLM imports it."""
+PATH = f"{__name__}.WorkerExtension"  # the name by which vLLM imports it
 
 
 class WorkerExtension:
@@ -77,10 +75,8 @@ class WorkerExtension:
     def rhymeflow_install(
         self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
     ) -> PulledParts | OwnerLost:
-        """Pull weights; see `InstalledWeights.install`.
-
-        `source` is a handle if the worker is not in the engine's process.
-        """
+        """Pull weights; see `InstalledWeights.install`. `source` is a handle if the worker is not
+        in the engine's process."""
         try:
             reader = self._rhymeflow_open(source) if isinstance(source, WeightHandle) else source
             if not hasattr(self, "_rhymeflow_weights"):

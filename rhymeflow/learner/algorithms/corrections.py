@@ -2,8 +2,7 @@
 
 Both are constants, of log u = log pi_prox - log mu, [R]; the learner's policy before the batch's
 first optimizer step over the one that sampled. A mask leaves a token's loss out, but not the token
-out of the normalisation. `LearnerConfig` says what each option does.
-"""
+out of the normalisation. `LearnerConfig` says what each option does."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig
 from rhymeflow.learner.algorithms.surrogates import Responses, bounded
 
-Bounds = tuple[float, float]
-"""Least and greatest u."""
+Bounds = tuple[float, float]  # least and greatest u
 
 _OVER: Mapping[str, Callable[[Tensor, Responses], Tensor]] = {
     "token": lambda x_R, _: x_R,

@@ -6,8 +6,7 @@ teacher q, with m = (1 - beta) p + beta q, is
     beta KL(q || m) + (1 - beta) KL(p || m)
 
 and at its ends KL(q || p) for beta 0, KL(p || q) for beta 1, as in TRL. Rows are taken a few at a
-time, so that of all of them only the two models' logits stand, and the gradient in their place.
-"""
+time, so that of all of them only the two models' logits stand, and the gradient in their place."""
 
 from __future__ import annotations
 
@@ -24,11 +23,8 @@ _PART, _PART_OF_GPU = 1 << 18, 1 << 24
 
 def divergence(x_CV: Tensor, y_CV: Tensor, config: DistillationConfig) -> tuple[Tensor, Tensor]:
     """Return the divergence of each row of the policy's logits x from the teacher's y, [C], and its
-    gradient by x, which overwrites y.
-
-    If the models have other numbers of tokens, those that one of them lacks are left out: they pad
-    its embeddings.
-    """
+    gradient by x, which overwrites y. If the models have other numbers of tokens, those that one of
+    them lacks are left out: they pad its embeddings."""
     count = min(x_CV.shape[1], y_CV.shape[1])
     x_CV, y_CV = x_CV[:, :count], y_CV[:, :count]
     rows = max(1, (_PART_OF_GPU if x_CV.is_cuda else _PART) // count)

@@ -2,8 +2,7 @@
 
 Each is a pure function of a row's tokens. A ratio is of log-ratios d = log pi - log pi_old; those
 that mix the tokens of a response need whole responses. A surrogate returns each token's loss.
-`learner.ratio` and `learner.surrogate` name them, or a function of a user.
-"""
+`learner.ratio` and `learner.surrogate` name them, or a function of a user."""
 
 from __future__ import annotations
 
@@ -17,16 +16,14 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig
 from rhymeflow.utils.user_modules import named_or_own
 
-MOST_LOG_RATIO = 20.0
-"""Greatest log-ratio, and negated the least; exp(20) is 5e8."""
+MOST_LOG_RATIO = 20.0  # greatest log-ratio, and negated the least; exp(20) is 5e8
 
 
 class Responses:
     """Whose tokens are in a row: response after response, whole ones."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = lengths
-        """Tokens of each response in order, none 0."""
+        self.lengths = lengths  # tokens of each response in order, none 0
         self._on_device: tuple[Tensor, Tensor] | None = None
 
     def sum(self, x_R: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """A program that has a policy do sums with a calculator; it knows the policy's address, no more.
 
-Any client of OpenAI's chat completions would do. This one is Python's own, which starts at once.
-"""
+Any client of OpenAI's chat completions would do. This one is Python's own, which starts at once."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 A term takes about nine characters, so a response is 16 to 441 tokens long. The number of
 terms is log-normal: most sums are short and a few are very long, as with reasoning models. Only
-the final answer is scored, as right or wrong.
-"""
+the final answer is scored, as right or wrong."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def problems(
 
     The number of terms is `min_terms` plus a log-normal with the given overall median, cut at
     `max_terms`. The same arguments give the same list, and a shorter list is its beginning.
-    Raises `ValueError` if the bounds are impossible or allow fewer than `count` problems.
-    """
+    Raises `ValueError` if the bounds are impossible or allow fewer than `count` problems."""
     if not 1 <= min_terms < median_terms <= max_terms <= len(LABELS):
         raise ValueError(
             f"need 1 <= min_terms < median_terms <= max_terms <= {len(LABELS)}, not "
@@ -65,8 +63,7 @@ def solution(digits: Sequence[int], forgets: Callable[[], bool] = lambda: False)
     """Return the reference response with all running totals.
 
     `forgets` is called at each carry; if it returns true the carry is left out: 7 + 5 is 2, and
-    17 + 5 is 12.
-    """
+    17 + 5 is 12."""
     total, steps = 0, []
     for label, digit in zip(LABELS, digits, strict=False):
         carries = total % 10 + digit > 9

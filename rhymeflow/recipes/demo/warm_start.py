@@ -7,8 +7,7 @@ and ends in time, but is right only about four times in ten. Reinforcement learn
 the final answer, has to find out that carries matter.
 
 The shipped weights (digest in `warm_start.json`) were made in 1600 steps by an earlier command with
-other batches of the same solutions. Another CPU or torch may round to other digits.
-"""
+other batches of the same solutions. Another CPU or torch may round to other digits."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def rows(count: int, seed: int, *, forgotten: float = FORGOTTEN_CARRIES) -> list
     """Draw `count` sums with the careless teacher's solutions: `prompt` and `completion`.
 
     Three quarters of the tokens are of sums with the task's distribution of lengths; in the others
-    every length is equally likely. Longer sums have more tokens, so they are drawn less often.
-    """
+    every length is equally likely. Longer sums have more tokens, so they are drawn less often."""
     noise = random.Random(f"rhymeflow demo, careless {seed}")
     lengths = [problem["terms"] for problem in task.problems(4096, seed)]
     drawn: list[dict[str, Any]] = []

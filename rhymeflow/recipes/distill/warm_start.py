@@ -2,8 +2,7 @@
 
     rhymeflow sft distill --sft.output_dir DIRECTORY
 
-begins with the demo's checkpoint, whose own teacher forgot every other carry.
-"""
+begins with the demo's checkpoint, whose own teacher forgot every other carry."""
 
 from __future__ import annotations
 

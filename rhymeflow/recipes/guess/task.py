@@ -9,8 +9,7 @@
 
 The hint says where the hidden number is: `<` means that it is smaller than the guess. A turn that
 is not a number is answered by `?`. The episode ends with the right guess, or after six turns, which
-is just enough if each guess halves what is left. The number in a prompt only makes it distinct.
-"""
+is just enough if each guess halves what is left. The number in a prompt only makes it distinct."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def problems(count: int, seed: int) -> list[dict[str, Any]]:
     """Draw `count` problems with distinct prompts: `prompt` and `hidden`, the number.
 
     The same arguments give the same list, and a shorter list is its beginning. Raises `ValueError`
-    for a `count` above 50,000.
-    """
+    for a `count` above 50,000."""
     if count > 50_000:
         raise ValueError(f"there are not {count} distinct games, but 50000")
     noise = random.Random(f"rhymeflow guess {seed}")

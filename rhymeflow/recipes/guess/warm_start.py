@@ -4,8 +4,7 @@
 
 The teacher begins in the middle and follows every hint, but mostly goes only one step in its
 direction; otherwise it halves what is left. So the model knows the rules and the middles, and finds
-a third of the numbers in time. Reinforcement learning has to find out that halving is quicker.
-"""
+a third of the numbers in time. Reinforcement learning has to find out that halving is quicker."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ def calculate(expression: str) -> str:
     """Calculate with numbers.
 
     Args:
-        expression: Such as "12 + 30 * 2", with + - * / and parentheses.
-    """
+        expression: Such as "12 + 30 * 2", with + - * / and parentheses."""
     if len(expression) > LONGEST:
         raise ValueError(f"an expression has at most {LONGEST} characters")
     try:

@@ -8,8 +8,7 @@
     turn        =26775
 
 A call is one operation; two to seven numbers take one to six calls. A turn that begins with `=`
-ends the episode, and its number is judged. Any other turn that is not a call is answered by `?`.
-"""
+ends the episode, and its number is judged. Any other turn that is not a call is answered by `?`."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def problems(
 
     Short sums are somewhat likelier than long ones. A number is subtracted with probability 2/3, if
     that does not make the running total negative. The same arguments give the same list, and a
-    shorter list is its beginning. Raises `ValueError` if the bounds are impossible.
-    """
+    shorter list is its beginning. Raises `ValueError` if the bounds are impossible."""
     if not 2 <= min_numbers <= max_numbers <= len(LABELS):
         raise ValueError(
             f"need 2 <= min_numbers <= max_numbers <= {len(LABELS)}, not "

@@ -5,8 +5,7 @@
 The teacher mostly adds what it should subtract, sometimes answers before it has used all numbers,
 and now and then drops a character of a call. So the model knows how to call, copies numbers and
 ends in time, but is right only about three times in ten: reinforcement learning has to find out
-that signs matter, and all numbers.
-"""
+that signs matter, and all numbers."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A worker's actor runs the same `main` as a local process, in a thread. A buffer goes to each node's
 object store once. Each run has a namespace of its own on the cluster. `OwnerLost` is raised for an
-actor that is gone or cannot be reached.
-"""
+actor that is gone or cannot be reached."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ from rhymeflow.utils.objects import OwnerLost, Reference
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 
-ASKED = "asked"
-"""The concurrency group of an actor's `answer`: one thread beside its others."""
+ASKED = "asked"  # the concurrency group of an actor's `answer`: one thread beside its others
 
 
 class RayObjects:

@@ -2,8 +2,7 @@
 
 The controller is the driver, so actors end with it. Ray restarts no worker: one that died or cannot
 be reached is lost, and its later messages are dropped. An instance or a rank of the learner takes
-one CPU for each thread and its GPUs, all on one node; other workers take nothing.
-"""
+one CPU for each thread and its GPUs, all on one node; other workers take nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +26,12 @@ from rhymeflow.utils.cores import usable_cores
 from rhymeflow.workers.entry import WorkerSetup
 from rhymeflow.workers.messages import AnyMessage, Shutdown, decode, encode
 
-CLOSE_SECONDS = 5.0
-"""Time that workers have to end by themselves when the run is over."""
+CLOSE_SECONDS = 5.0  # time that workers have to end by themselves when the run is over
 
 KILL_SECONDS = 10.0
 """Time that Ray has to kill one that does not; if its node is gone, Ray may never know its end."""
 
-CALL_THREADS = {"in": 1, "out": 1, ASKED: 1}
-"""Threads of an actor by concurrency group."""
+CALL_THREADS = {"in": 1, "out": 1, ASKED: 1}  # threads of an actor by concurrency group
 
 Arrivals = SimpleQueue[tuple[str, Future[Any] | None]]
 """Names of workers, each with the result of a `collect`; None: the worker has been placed."""
@@ -278,8 +275,7 @@ class RayWorker:
 
     The next `hand_over` sends all messages in one call; one call of `collect` is always under way.
     An actor has one thread for each kind of call and is never restarted, and no call is retried, so
-    calls of a kind keep their order and none runs twice.
-    """
+    calls of a kind keep their order and none runs twice."""
 
     def __init__(self, name: str, actor: Any, log: Path, arrived: Arrivals) -> None:
         self.name, self.actor = name, actor
