@@ -1,8 +1,7 @@
 """What all tests share.
 
 They run in as many processes as there are cores; each file stays in one of them, and the files with
-real runs, which take longest, come first. Each process and its workers compute with one thread.
-"""
+real runs, which take longest, come first. Each process and its workers compute with one thread."""
 
 from __future__ import annotations
 
@@ -30,9 +29,7 @@ settings.load_profile("rhymeflow")
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command that is refused: nothing is printed but one line on stderr, which is returned.
-
-    `stray`: what a user's file prints may stand before it.
-    """
+    `stray`: what a user's file prints may stand before it."""
     from rhymeflow import cli
 
     def run(*arguments: str, stray: bool = False) -> str:

@@ -1,7 +1,6 @@
 """Bad input made from a seed, and what is wrong with how it was received.
 
-Right is one clear line (`UserError`, `NotAReward`), or to take all of it as it was given.
-"""
+Right is one clear line (`UserError`, `NotAReward`), or to take all of it as it was given."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ from rhymeflow.reward.functions import Judge, NotAReward
 from tests.observe.runs import made
 from tests.reward import judged
 
-SECONDS = 20.0
-"""What takes longer counts as hanging."""
+SECONDS = 20.0  # what takes longer counts as hanging
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**70, 0.5, -0.0, 1e-9, 1e300),
     *(

@@ -54,6 +54,5 @@ def run_code(text: str) -> str:
     """Run code.
 
     Args:
-        text: the code.
-    """
+        text: the code."""
     return f"{in_processes([text])} {in_pool([text])} {in_executor([text])}"

@@ -26,8 +26,7 @@ def is_running(pid: int) -> bool:
 
 class Command:
     """`rhymeflow ...` in a process of its own that need not import, which takes a new interpreter
-    five seconds: the server of this process's workers forks it, and it forks its own server.
-    """
+    five seconds: the server of this process's workers forks it, and it forks its own server."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
         self._output = cwd / f"output-{next(_numbers)}"

@@ -119,11 +119,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
 def test_a_run_and_a_dry_run_refuse_the_same_and_leave_nothing(
-    given: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Refused,
+    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(library.metadata, "version", _no_such_package)

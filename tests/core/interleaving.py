@@ -2,8 +2,7 @@
 
 Unlike in fake runs (`tests/fake_run`) there are events and commands alone, so a run takes
 milliseconds and any plan, schedule and order is tried, also those that no runtime would give. Law 1
-is seen from outside: under which version each response was started and continued.
-"""
+is seen from outside: under which version each response was started and continued."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from rhymeflow.core.types import EvaluationId, TrajectoryId
 from tests.core import invariants
 from tests.core.strategies.fleets import SETTINGS
 
-LONGEST = 6
-"""Tokens of the longest response, less one."""
+LONGEST = 6  # tokens of the longest response, less one
 
 COST = CostModel(
     k1=1e-7, k2=0.01, k3=2e-4, c=0.005, k4=0.002,
@@ -77,8 +75,7 @@ class Interleaving:
         failures: probability that a reward cannot be had.
         duplicates: probability that an event is reported again, at any later time.
         crashes: how many instances may die; each is replaced by a new one.
-        disorder: probability that what an instance or the data says passes what it said before.
-    """
+        disorder: probability that what an instance or the data says passes what it said before."""
 
     def __init__(
         self,
@@ -109,8 +106,7 @@ class Interleaving:
         self.started: dict[TrajectoryId, int] = {}
         """The least version that a response was generated under."""
         self.stored: dict[TrajectoryId, int] = {}
-        self.judged: dict[TrajectoryId, e.Event] = {}
-        """What came of judging each that is complete."""
+        self.judged: dict[TrajectoryId, e.Event] = {}  # what came of judging each that is complete
         self.batches: list[tuple[int, ...]] = []
         self.dropped: set[int] = set()
         self.evaluated: list[EvaluationId] = []

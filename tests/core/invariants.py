@@ -1,8 +1,7 @@
 """What must hold in the coordinator between any two events; `check` raises where it does not.
 
 Written from the laws and not from the code, so that a test that calls it after every step can see
-the code break them. Slow: it looks at everything.
-"""
+the code break them. Slow: it looks at everything."""
 
 from __future__ import annotations
 

@@ -16,11 +16,9 @@ from rhymeflow.core.lengths import LengthPredictor, spearman
 from rhymeflow.core.types import TrajectoryId
 
 LONGEST, MEMBERS = 16_384, 8
-NEW = 10**6
-"""A group of a prompt never seen, where no other has this number."""
+NEW = 10**6  # a group of a prompt never seen, where no other has this number
 
-Group = tuple[int, list[int]]
-"""A prompt and the lengths of its responses."""
+Group = tuple[int, list[int]]  # a prompt and the lengths of its responses
 
 
 def lognormal(z: float) -> float:

@@ -1,8 +1,7 @@
 """The coordinator gives the commands of recorded runs for their events, one by one.
 
 The streams are of real, fake and simulated runs. Lengths are predicted as they
-were then, so that a change of the predictor is no difference.
-"""
+were then, so that a change of the predictor is no difference."""
 
 from __future__ import annotations
 

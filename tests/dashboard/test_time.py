@@ -41,8 +41,7 @@ class Span(NamedTuple):
     kind: str
     start: float
     end: float
-    version: int = -1
-    """-1: of none."""
+    version: int = -1  # -1: of none
 
 
 def spans_in(lanes: Mapping[tuple[str, str], Lane]) -> set[Span]:

@@ -11,10 +11,8 @@ VOCABULARY = 150
 
 class FakeDrafter:
     """Calls `draft(answer, at, room, random)` for each response, `answer[at]` being its next token.
-
     `answers`: tokens by (prompt, sample). `places`: of the engine. Checks that the engine keeps the
-    protocol.
-    """
+    protocol."""
 
     num_searched = 0
 

@@ -92,10 +92,8 @@ def converse(engine, step, requests, turns, after=lambda: None):
 
 
 def oracle(model, request, seed=SEED):
-    """Tokens, log-probabilities and reason by full recomputation, one token at a time.
-
-    `model` is the plain Hugging Face model (eager or SDPA attention).
-    """
+    """Tokens, log-probabilities and reason by full recomputation, one token at a time. `model` is
+    the plain Hugging Face model (eager or SDPA attention)."""
     how, tokens, logprobs = request.sampling, [], []
     word = noise.stream(seed, request.noise_key)
     while True:

@@ -1,8 +1,7 @@
 """Any drafts or none, any requests, any interruptions: tokens and reasons as of one left alone.
 
 A proposal is a list of (which parent, what token): parents by their distance back, tokens right for
-their depth, wrong, or in no vocabulary.
-"""
+their depth, wrong, or in no vocabulary."""
 
 import functools
 import itertools

@@ -3,8 +3,7 @@
 There rounding may differ with the number of rows, so tokens are compared in distribution, against
 the exact probabilities of all outcomes (float32 arithmetic on the same, rounded, weights). A total
 variation distance t gives a noncentral chi-square of at least 20,000 * 4 t^2, so 0.03 is noticed in
-98% of cases, and a right engine would fail once in 9,000 (seeds are fixed).
-"""
+98% of cases, and a right engine would fail once in 9,000 (seeds are fixed)."""
 
 import itertools
 

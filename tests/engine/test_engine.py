@@ -51,10 +51,8 @@ def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
 @pytest.mark.parametrize("steps", [2, 9])
 def test_new_weights_with_and_without_the_old_cache(kind, steps, keep_cache, drafts):
     """The direct formula: the old model's keys and values up to the change, the new model's after.
-
     After two steps the longest prompt is still being prefilled. New weights differ by little, so
-    that much of a response stays the same, and drafts are what the old ones would have said.
-    """
+    that much of a response stays the same, and drafts are what the old ones would have said."""
     model, old = tiny_model(kind), tiny_model(kind, "sdpa")
     new = tiny_model(kind, "sdpa")
     torch.manual_seed(3)

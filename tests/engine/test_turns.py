@@ -20,8 +20,7 @@ from tests.engine.models import (
 )
 
 LENGTHS = (3, 3, 17, 1, 40, 9)
-STOP = frozenset(range(0, VOCABULARY, 5))
-"""A fifth of what is sampled ends a turn."""
+STOP = frozenset(range(0, VOCABULARY, 5))  # a fifth of what is sampled ends a turn
 
 
 def count_converse(engine, requests, after=lambda: None):

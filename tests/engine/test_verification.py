@@ -33,11 +33,9 @@ def answers():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 42])
 def test_right_drafts_take_as_few_iterations_as_can_be(size):
-    """With k right tokens in each draft an iteration makes k + 1.
-
-    The first token comes with the prompt, undrafted, so n tokens take 1 + ceil((n - 1) / (k + 1))
-    iterations; a prompt that is copied or a single token is ready at once: ceil(n / (k + 1)).
-    """
+    """With k right tokens in each draft an iteration makes k + 1. The first token comes with the
+    prompt, undrafted, so n tokens take 1 + ceil((n - 1) / (k + 1)) iterations; a prompt that is
+    copied or a single token is ready at once: ceil(n / (k + 1))."""
     requests, prompts = requests_of(), set()
     run(make_engine(MODEL, 16, 512, drafter=FakeDrafter(right(size), answers())), requests)
     for request in requests:

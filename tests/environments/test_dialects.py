@@ -407,11 +407,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["x", "user", "text", "function"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(sorted(NAMES)),
-            inner,
-            max_size=4,
-        )
+        | st.dictionaries(st.sampled_from(sorted(NAMES)), inner, max_size=4)
     ),
     max_leaves=12,
 )

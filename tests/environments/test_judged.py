@@ -29,8 +29,7 @@ class Purse:
         """Spend.
 
         Args:
-            number: How many.
-        """
+            number: How many."""
         self.coins -= number
         return f"{self.coins}"
 

@@ -210,8 +210,7 @@ def look_up(word: str, deep: bool = False, most: float = 1.5, tags: list[str] | 
         word: What.
         deep: Whether all is searched.
         most: How much.
-        tags: Of what.
-    """
+        tags: Of what."""
     return word
 
 

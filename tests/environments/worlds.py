@@ -130,8 +130,7 @@ class Counter:
 
         Args:
             amount: what is added.
-            times: how often.
-        """
+            times: how often."""
         self.value += amount * times
         return self.value
 
@@ -148,8 +147,7 @@ def multiply(a: float, b: float) -> float:
 
     Args:
         a: the first.
-        b: the second.
-    """
+        b: the second."""
     return a * b
 
 
@@ -158,8 +156,7 @@ def plot(function: str, self: str) -> str:
 
     Args:
         function: of x.
-        self: a parameter as any other.
-    """
+        self: a parameter as any other."""
     return function + self
 
 
@@ -168,8 +165,7 @@ def add(a: int, b: int) -> int:
 
     Args:
         a: the first.
-        b: the second.
-    """
+        b: the second."""
     return a + b
 
 
@@ -181,8 +177,7 @@ def untyped(a):
     """Do something.
 
     Args:
-        a: what.
-    """
+        a: what."""
     return a
 
 

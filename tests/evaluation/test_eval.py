@@ -35,8 +35,7 @@ def several(completions, **columns):
 """
 
 
-EVALUATION = 2**31 - 1
-"""The epoch of the noise of held-out answers."""
+EVALUATION = 2**31 - 1  # the epoch of the noise of held-out answers
 
 
 class Oracle:

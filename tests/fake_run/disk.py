@@ -2,8 +2,7 @@
 
 A death leaves what a killed process leaves: files as they are at that moment, of a transaction that
 was not committed nothing. With a machine goes down what is not on the disk
-(`benchmarks/faults/wal.py`).
-"""
+(`benchmarks/faults/wal.py`)."""
 
 from __future__ import annotations
 
@@ -21,12 +20,9 @@ from tests.fake_run.world import Killed, World
 DEATH_SHARE, FULL_SHARE = 0.4, 0.8
 """How often a step of the controller is its last, and a commit meets a full disk, against how often
 a worker's turn meets a fault: they cost most."""
-CUT_SHARE = 0.3
-"""Of deaths of the controller, those that take the end of the log with them."""
-WAL_BYTES = (1, 4_000, 20_000, 100_000, 400_000)
-"""That are cut, at most."""
-MOST_PAGES = 3
-"""That a disk has left when it is about to be full."""
+CUT_SHARE = 0.3  # of deaths of the controller, those that take the end of the log with them
+WAL_BYTES = (1, 4_000, 20_000, 100_000, 400_000)  # that are cut, at most
+MOST_PAGES = 3  # that a disk has left when it is about to be full
 
 
 class MortalStore(SqliteTrajectoryStore):
@@ -36,14 +32,12 @@ class MortalStore(SqliteTrajectoryStore):
         self, run_dir: Path, heir: Path, world: World, *, respects_flushes: bool = False
     ) -> None:
         """`respects_flushes`: a machine that goes down keeps what was to survive that. Else it
-        loses more than one may, which a run that deletes nothing survives, too.
-        """
+        loses more than one may, which a run that deletes nothing survives, too."""
         super().__init__(run_dir / EVENTS)
         self._respects_flushes = respects_flushes
         self._durable: wal.Extent | None = None
         self.heir, self._world, self._is_dead = heir, world, False
-        self.committed = self._last_seq
-        """The last event that readers see."""
+        self.committed = self._last_seq  # the last event that readers see
 
     def commit(self, *, durable: bool = False) -> None:
         """As every store's; the disk may be full, or the process may die before or after it."""

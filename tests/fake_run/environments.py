@@ -1,6 +1,5 @@
 """An environment worker whose answers are hashes of the turns so far, and the conversations that
-come of it; where a question says what was answered before, it has to be that.
-"""
+come of it; where a question says what was answered before, it has to be that."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ from tests.fake_run import models
 from tests.fake_run.world import World
 
 NAME = "Fake"
-ANSWERED = 0.4
-"""Probability that a question is answered when it is this worker's turn."""
+ANSWERED = 0.4  # probability that a question is answered when it is this worker's turn
 
 
 def answer(turns: Sequence[Sequence[int]]) -> list[int] | None:
@@ -50,8 +48,7 @@ class Conversation(NamedTuple):
     """A response with turns."""
 
     tokens: list[int]
-    turns: list[list[int]]
-    """Those that an environment was told."""
+    turns: list[list[int]]  # those that an environment was told
 
 
 def conversation(key: NoiseKey, config: Config) -> Conversation:

@@ -35,8 +35,7 @@ from tests.fake_run.world import World
 MAX_LENGTH = 64
 BROKEN = 20
 """The gradient of one step in so many is not finite: the same ones, whoever computes them."""
-LONG_AGO = -1e9
-"""When a sign of life was given last: one is due."""
+LONG_AGO = -1e9  # when a sign of life was given last: one is due
 
 
 class FakeLearner(LearnerProcess):
@@ -81,8 +80,7 @@ class FakeLearner(LearnerProcess):
 class FakeSaver:
     """Stands for `learner.checkpoint.Saver`: a checkpoint is complete some turns later."""
 
-    COMPLETED = 0.5
-    """Probability that one is complete when it is asked for."""
+    COMPLETED = 0.5  # probability that one is complete when it is asked for
 
     def __init__(self, place: CheckpointPlace, world: World) -> None:
         self._place, self._world = place, world

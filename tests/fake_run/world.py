@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-MOST_TURNS = 200_000
-"""A run that takes more has hung."""
+MOST_TURNS = 200_000  # a run that takes more has hung
 
 
 class Killed(BaseException):
@@ -14,17 +13,14 @@ class Killed(BaseException):
 
 
 class World:
-    """Virtual time, random choices and faults of one run.
-
-    `num_faults` are injected at most: deaths, stops, full disks. `often` is the probability of one
-    at each of a controller's or worker's steps.
-    """
+    """Virtual time, random choices and faults of one run. `num_faults` are injected at most:
+    deaths, stops, full disks. `often` is the probability of one at each of a controller's or
+    worker's steps."""
 
     def __init__(self, seed: int, num_faults: int = 0, often: float = 0.0) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.counts: Counter[str] = Counter()
-        """Faults so far, by kind."""
+        self.counts: Counter[str] = Counter()  # faults so far, by kind
         self.num_left, self._often = num_faults, often
         self._num_turns = 0
 

@@ -20,10 +20,8 @@ from tests.engine.models import VOCABULARY, converse, make_engine, make_requests
 from tests.learner.builders import made_up_batch
 
 CPU = torch.device("cpu")
-TOLERANCE = 1e-4
-"""Nats, and share of the largest gradient."""
-LENGTHS = (3, 3, 17, 1, 40)
-"""Of prompts; the first two have the same."""
+TOLERANCE = 1e-4  # nats, and share of the largest gradient
+LENGTHS = (3, 3, 17, 1, 40)  # of prompts; the first two have the same
 
 
 def load(directory: Path) -> PreTrainedModel:

@@ -2,8 +2,7 @@
 
 Two kinds of tensors use it: fake ones, which have shapes only (`FakeTensorMode`), and those of
 `simcuda.py`, which are computed on the CPU. Views, conversions and autograd ask `cuda_guard.cpp`
-for the current GPU and its streams. Backward passes run in the caller's thread.
-"""
+for the current GPU and its streams. Backward passes run in the caller's thread."""
 
 # Why a compiler is needed. torch asks a C++ object with some twenty virtual functions, at places in
 # its table that differ between versions. Without one, `ctypes` can only write the CPU's guard into

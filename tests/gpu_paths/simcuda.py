@@ -3,8 +3,7 @@
 What a GPU refuses is refused: a CPU tensor beside a `cuda` one, and `.numpy()`. Counted by the line
 of the package that caused it are kernels (operations that compute something), copies each way with
 their bytes, and what the host waits for. A copy from or to pinned memory with `non_blocking` is
-made only when the host waits, or the device tensor is used: who does not wait reads old values.
-"""
+made only when the host waits, or the device tensor is used: who does not wait reads old values."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parent.parent
 LEFT_OUT = {
     # compiles a kernel for the device that there is; see test_shapes.py
-    "test_flex_equals_the_rectangles_with_gradients_on_a_gpu",
+    "test_flex_equals_the_rectangles_with_gradients_on_a_gpu"
 }
 
 

@@ -12,11 +12,9 @@ from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.weights.made_up import bits, checksum_of
 
-STAGED = 100_000
-"""Bytes of a buffer."""
+STAGED = 100_000  # bytes of a buffer
 
-SMALL = 2**17
-"""Bytes of tables of keys and of digests, which are not weights."""
+SMALL = 2**17  # bytes of tables of keys and of digests, which are not weights
 
 
 def made_up(version):

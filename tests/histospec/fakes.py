@@ -2,8 +2,7 @@
 
 The search finds what it is told to find: each sequence's proposal lies in one class, and each of
 its tokens is right with that class's chance. The engine takes as long as a formula says, with
-noise.
-"""
+noise."""
 
 from __future__ import annotations
 
@@ -24,14 +23,11 @@ class World:
 
     chance: Callable[[float], Sequence[float]]
     """At a time: what the acceptances of proposals are drawn from."""
-    iteration: Callable[[int], float]
-    """Seconds by rows."""
-    search: Callable[[int], float]
-    """Seconds by sequences."""
+    iteration: Callable[[int], float]  # seconds by rows
+    search: Callable[[int], float]  # seconds by sequences
     noise: float = 0.05
     now: float = 0.0
-    fair: float = 0.0
-    """The same without noise: what a run is judged by."""
+    fair: float = 0.0  # the same without noise: what a run is judged by
     plain: float = 0.0
     """What the same tokens would have taken without drafts, in the batches they came in."""
     searches: int = 0
@@ -88,9 +84,7 @@ def run(
     prompt: int = 0, prompt_row: float = 0.0, monkeypatch,
 ) -> drafter.Drafter:  # fmt: skip
     """Decode responses of these lengths, up to `batch` or all at once; `world.now` is what it took.
-
-    Whoever ends is followed by a prompt to take in: `prompt` rows, of `prompt_row` seconds each.
-    """
+    Whoever ends is followed by a prompt to take in: `prompt` rows, of `prompt_row` seconds each."""
 
     def search(live, history, drafting, *, max_sequences, rates) -> FakeSearch:
         return FakeSearch(world, max_draft=drafting.max_draft, rates=rates)

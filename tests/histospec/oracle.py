@@ -16,8 +16,7 @@ from rhymeflow.histospec.search import _weights
 class Text:
     """One response with the tail of its prompt before it."""
 
-    who: tuple[int, int, int]
-    """Prompt, sample, noise."""
+    who: tuple[int, int, int]  # prompt, sample, noise
     tail: int
     tokens: list[int] = field(default_factory=list)
     is_finished: bool = False
@@ -30,8 +29,7 @@ class Recorded(Index):
     def __init__(self):
         super().__init__(max_tokens=4000, max_responses=64)
         self.texts: list[Text] = []
-        self.order: list[tuple[Text, int]] = []
-        """Text and place of all tokens, as they came."""
+        self.order: list[tuple[Text, int]] = []  # text and place of all tokens, as they came
 
     def begin(self, prompt_ids, *, sample, noise_epoch):
         who = prompt_key(prompt_ids), sample, noise_epoch

@@ -21,8 +21,7 @@ RATES = np.random.default_rng(0).uniform(0.05, 0.95, build_draft.NUM_CLASSES).as
 @pytest.fixture(autouse=True, scope="module")
 def no_collisions():
     """Few suffixes share a chain: who looks at twelve places of one finds less for each, and the
-    oracle knows no such thing.
-    """
+    oracle knows no such thing."""
     sizes = index._sizes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "_sizes", lambda *given: (sizes(*given)[0], 2**18))

@@ -35,9 +35,7 @@ def tiny_model(
     **more: object,
 ) -> PreTrainedModel:
     """About 20 thousand parameters, large enough weights that the policy is far from uniform.
-
-    `more`: fields of its configuration.
-    """
+    `more`: fields of its configuration."""
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -60,9 +58,7 @@ def made_up_batch(
     *, groups: int = 4, members: int = 4, longest: int = 20, seed: int = 0, turns: bool = False
 ) -> list[Sample]:
     """Groups of one prompt each, ragged responses, a few truncated, log-probabilities off-policy.
-
-    Group 1 has equal rewards. With `turns`, about a third of the tokens are an environment's.
-    """
+    Group 1 has equal rewards. With `turns`, about a third of the tokens are an environment's."""
     rng, answers = random.Random(seed), random.Random(f"answers {seed}")
     batch = []
     for group in range(groups):
@@ -110,10 +106,8 @@ def tiny_learner(
 
 
 def gradients(learner: Learner, batch: list[Sample]) -> tuple[dict[str, torch.Tensor], dict]:
-    """Gradients of one step, before clipping, and its metrics; the weights stay.
-
-    The gradient is read where the optimizer reads it: from the float32 masters.
-    """
+    """Gradients of one step, before clipping, and its metrics; the weights stay. The gradient is
+    read where the optimizer reads it: from the float32 masters."""
     optimizer = learner._optimizer
     kept: dict[str, torch.Tensor] = {}
 

@@ -25,13 +25,7 @@ from rhymeflow.models.rows import WeightRows, policy_rows
 from rhymeflow.runtime import processes
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
 from rhymeflow.weights.proof import ChecksumMismatch
-from tests.learner.builders import (
-    VOCAB,
-    learner_config,
-    made_up_batch,
-    rollout_config,
-    tiny_model,
-)
+from tests.learner.builders import VOCAB, learner_config, made_up_batch, rollout_config, tiny_model
 
 TIMEOUT = 60.0
 

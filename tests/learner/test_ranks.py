@@ -14,8 +14,7 @@ from tests.learner import rank_jobs
 from tests.learner.builders import tiny_model
 from tests.learner.rank_jobs import on_ranks, perform
 
-OWN = {"step_time", "packing/computed_share"}
-"""What depends on how a batch is cut."""
+OWN = {"step_time", "packing/computed_share"}  # what depends on how a batch is cut
 
 
 def same(found: dict, expected: dict, tolerance: float) -> None:

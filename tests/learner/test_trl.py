@@ -97,10 +97,8 @@ def _per_token_logps(trainer: GRPOTrainer, model, inputs) -> torch.Tensor:
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float, masked: bool):
-    """One step on a batch from another policy; TRL's inputs are padded, ours packed.
-
-    TRL's `token_truncate` and `token_mask` are our `truncate` and `decoupled`.
-    """
+    """One step on a batch from another policy; TRL's inputs are padded, ours packed. TRL's
+    `token_truncate` and `token_mask` are our `truncate` and `decoupled`."""
     batch = made_up_batch()
     advantages = group_advantages([s.reward for s in batch], [s.group for s in batch], "group")
     reference, temperature = tiny_model(seed=5, attn="eager"), 0.9
@@ -172,9 +170,7 @@ def paid(completions, **kwargs) -> list[float]:
 @pytest.mark.parametrize(("loss_type", "scale"), [("dapo", "group"), ("grpo", "batch")])
 def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str):
     """TRL trains a tiny model for three steps; fed with TRL's rollouts we make the same weights.
-
-    One accumulation window of one micro-batch: TRL's `grpo` means are exact there too.
-    """
+    One accumulation window of one micro-batch: TRL's `grpo` means are exact there too."""
     torch.manual_seed(0)
     # From a directory: TRL loads the reference from where the model came from.
     tiny_model(attn="eager").save_pretrained(tmp_path / "model")

@@ -38,8 +38,7 @@ def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Pat
 
     Lengths: member 0 takes 10 + group tokens, member 1 takes 100 + group and is cut. From version 1
     on as many tokens were drafted as were made, in half the iterations. `words` stand in for every
-    prompt and response.
-    """
+    prompt and response."""
     with stored(run_dir) as store:
         store.record(0.5, [Evaluated("rollout-0", 0, 0.25)])
         for step in range(num_steps):

@@ -2,8 +2,7 @@
 
 Each has its own Ray processes and object store, so one can be killed as a machine would be; cores
 and files they share. All of it listens on the loopback, and nothing is left when the block ends. A
-node that is gone is noticed after some ten seconds.
-"""
+node that is gone is noticed after some ten seconds."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ SETTINGS = {
 }
 """Environment of Ray's processes; some of it is read when Ray is imported."""
 
-STORE_BYTES = 100_000_000
-"""Of each node's object store."""
+STORE_BYTES = 100_000_000  # of each node's object store
 
 
 class LogicalNodes:
@@ -70,11 +68,8 @@ class LogicalNodes:
 
 @contextmanager
 def logical_nodes(*cpus: int) -> Iterator[LogicalNodes]:
-    """A cluster whose nodes have so many logical CPUs each, the head first.
-
-    Raises:
-        UserError: Ray is not installed.
-    """
+    """A cluster whose nodes have so many logical CPUs each, the head first. Raises `UserError` if
+    Ray is not installed."""
     with ExitStack() as ending:
         ending.callback(_restore, dict(os.environ))
         os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))

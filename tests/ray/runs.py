@@ -16,8 +16,7 @@ from rhymeflow.runtime.train import train
 from tests.runtime.logs import each_turn
 from tests.runtime.test_resume import small
 
-Act = Callable[[Controller], bool]
-"""Does something once it can; whether it did."""
+Act = Callable[[Controller], bool]  # does something once it can; whether it did
 
 
 def on_ray(directory: Path, address: str, **sections) -> Config:

@@ -99,8 +99,7 @@ def test_instances_die_hang_leave_and_come(nodes, tmp_path):
 
 def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(nodes, tmp_path):
     """Only what connects the node to the cluster is stopped. The instance goes on computing and
-    sending; it ends when its node finds that the cluster has given it up.
-    """
+    sending; it ends when its node finds that the cluster has given it up."""
     cluster = nodes(2)
     told: dict = {}
 

@@ -1,8 +1,7 @@
 """The plain synchronous loop that the runtime must equal at staleness 0: generate, judge, step.
 
 One process, one sequence at a time, no cache, no packing, no store; transformers and torch only,
-but for the prompt order, the prompt encoding and the sampling noise, which are definitions.
-"""
+but for the prompt order, the prompt encoding and the sampling noise, which are definitions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Engine and learner give the same log-probability to every token: no hidden off-policyness.
 
 In bfloat16 their bodies differ by rounding, since they multiply other numbers of rows; their heads
-must add nothing to it.
-"""
+must add nothing to it."""
 
 from __future__ import annotations
 

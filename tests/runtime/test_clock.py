@@ -11,8 +11,7 @@ from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 
 COUNT = 16
-YOUNG = 20
-"""Tokens from which on a response is compared."""
+YOUNG = 20  # tokens from which on a response is compared
 
 
 def requests_of():
@@ -23,11 +22,9 @@ def requests_of():
 
 
 def errors(draft, *, every=1):
-    """Of each response at each snapshot: estimate less truth, over truth.
-
-    An instance decodes four at a time and says how it is after so many iterations. A response is
-    routed as soon as another has ended.
-    """
+    """Of each response at each snapshot: estimate less truth, over truth. An instance decodes four
+    at a time and says how it is after so many iterations. A response is routed as soon as another
+    has ended."""
     model, answered = tiny_model(), requests_of()
     run(make_engine(model), answered)
     answers = {(tuple(r.prompt_ids), r.noise_key.sample): r.tokens for r in answered}

@@ -63,8 +63,7 @@ class Killed(Exception):  # noqa: N818
 
 def train_until(monkeypatch, config, dies) -> None:
     """Train until `dies(controller)`; then everything ends as if the process had been killed:
-    nothing more is written, committed or said.
-    """
+    nothing more is written, committed or said."""
 
     def die(controller):
         if dies(controller):

@@ -2,8 +2,7 @@
 
 Its reward, the share of even digits, is one that a random model gets now and then. It does not
 draft: loading compiled code takes a process more and longer than the rest of the run. Tests of
-drafts ask for a window.
-"""
+drafts ask for a window."""
 
 from __future__ import annotations
 

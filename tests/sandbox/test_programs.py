@@ -54,8 +54,7 @@ def problem(walls: str) -> str | None:
 
 
 PROBLEMS = {each: problem(each) for each in programs.WALLS if sys.platform == "linux"}
-OF_SYSTEM: dict[str, str | None] = {}
-"""The same with the system's Python."""
+OF_SYSTEM: dict[str, str | None] = {}  # the same with the system's Python
 PYTHON, IS_ROOT = sys.executable, os.geteuid() == 0
 
 
@@ -289,8 +288,7 @@ def test_the_environment_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
-    [("raise OSError('no wall')", "OSError: no wall"), ("", "it ended: 0")],
+    ("script", "says"), [("raise OSError('no wall')", "OSError: no wall"), ("", "it ended: 0")]
 )
 def test_a_sandbox_that_fails_is_an_error(
     script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,13 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from rhymeflow.learner.sample import Sample
 from rhymeflow.sft.train import SupervisedLearner, batches
-from tests.learner.builders import (
-    close,
-    learner_config,
-    made_up_batch,
-    rollout_config,
-    tiny_model,
-)
+from tests.learner.builders import close, learner_config, made_up_batch, rollout_config, tiny_model
 
 
 def learner(**changes: object) -> SupervisedLearner:

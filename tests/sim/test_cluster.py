@@ -1,8 +1,7 @@
 """Random small runs on random small clusters: each ends, keeps the laws, and is the same twice.
 
 That the bound holds and every group ends once is checked by the audit, in every run; here the
-audit itself is shown to see what it is there for.
-"""
+audit itself is shown to see what it is there for."""
 
 from __future__ import annotations
 

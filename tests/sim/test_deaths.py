@@ -65,8 +65,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
 
 
 AGAIN = FIRST + PROFILE.pull + 0.01
-AWAY = 0.25 + 2.0
-"""Until it is noticed, and until there is another learner."""
+AWAY = 0.25 + 2.0  # until it is noticed, and until there is another learner
 COSTS = {
     # who dies, assumed times, changes: the seconds that it costs, batches trained again
     "no checkpoint": ([Death(THIRD, "learner")], {}, {}, 0.1 + AWAY + 2 * train_seconds(), 2),

@@ -21,10 +21,8 @@ class MadeUpRun:
     def __init__(self, path: Path, seed: int = 0) -> None:
         self.path, self.draw = path, random.Random(seed)
         self.version = self.num_groups = self.checkpoint = 0
-        self.open: dict[int, int] = {}
-        """Tokens of each group that has not ended."""
-        self.trained: dict[int, int] = {}
-        """The group of each batch."""
+        self.open: dict[int, int] = {}  # tokens of each group that has not ended
+        self.trained: dict[int, int] = {}  # the group of each batch
         path.mkdir()
         (path / "config.yaml").write_text(dump_config(Config(run={"seed": seed})))
         self.begin(f"of {seed}", seed)

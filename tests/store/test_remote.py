@@ -11,13 +11,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.handle import (
-    STORE,
-    RemoteTrajectoryReader,
-    explained,
-    serve,
-    store_reader,
-)
+from rhymeflow.store.handle import STORE, RemoteTrajectoryReader, explained, serve, store_reader
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.refused import refusal

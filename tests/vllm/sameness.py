@@ -1,8 +1,7 @@
 """The native engine and vLLM side by side under the same published weights.
 
 One vLLM engine to a process, so each file of tests that uses this runs in a process of its own
-(`make test-vllm`).
-"""
+(`make test-vllm`)."""
 
 from __future__ import annotations
 
@@ -154,8 +153,7 @@ def closing_rig(*args, **overrides):
 
 def compare_with_native(recipe, options, num_tokens, change):
     """Assert that vLLM answers as the native engine, without drafts and with, and so after pulls;
-    return vLLM's engine, which is closed.
-    """
+    return vLLM's engine, which is closed."""
     with closing_rig(recipe, "float32", **options) as rig:
         native, vllm = rig.engine("native"), rig.engine("vllm")
         assert vllm.checksum == rig.checksums[0]

@@ -24,8 +24,7 @@ pytestmark = [needs_vllm, pytest.mark.vllm]
 
 NUM_TOKENS = 60
 STOP = (1, 20, 37)
-TOLERANCE = 2e-4
-"""Of log-probabilities: other kernels sum in another order."""
+TOLERANCE = 2e-4  # of log-probabilities: other kernels sum in another order
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +208,8 @@ def unfinished_after_nine(engine, requests):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_weights_that_come_under_running_requests(rig, vllm, native, version):
-    """Both engines change weights after the same tokens, and go on alike.
-
-    Where keys and values are kept, one that runs goes on with its own; what comes later, with the
-    same prompt, gets none.
-    """
+    """Both engines change weights after the same tokens, and go on alike. Where keys and values are
+    kept, one that runs goes on with its own; what comes later, with the same prompt, gets none."""
     keep_cache = version == 2
     rig.publish(version, 0.02)
     made = []

@@ -18,8 +18,7 @@ pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeou
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
-PATIENCE = 400
-"""Seconds; on a machine that does nothing else the whole run takes one minute."""
+PATIENCE = 400  # seconds; on a machine that does nothing else the whole run takes one minute
 OPTIONS = f"""
 --rollout.engine vllm --rollout.num_instances 2 --rollout.vllm_kv_cache_gb 0.3
 --learner.max_steps {STEPS} --schedule.max_staleness 1 --data.eval_size 8 --run.eval_steps {STEPS}

@@ -17,8 +17,7 @@ class FakeObjects:
     def __init__(self) -> None:
         self.name, self.address = "learner", "127.0.0.1"
         self.lost: set[str] = set()
-        self.fetched: list[int] = []
-        """Bytes of each buffer that was fetched."""
+        self.fetched: list[int] = []  # bytes of each buffer that was fetched
         self.num_put = 0
         self._offered: dict = {}
 

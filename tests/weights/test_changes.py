@@ -1,7 +1,6 @@
 """Weights as differences and by reference: the same bits and the same checksum as a whole pull.
 
-What holds of both transports is tried on both.
-"""
+What holds of both transports is tried on both."""
 
 from __future__ import annotations
 

@@ -9,13 +9,7 @@ import pytest
 from rhymeflow.config import RewardConfig
 from rhymeflow.reward.calls import reward_pool
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.workers.messages import (
-    ComputeReward,
-    NoReward,
-    RewardComputed,
-    receive,
-    send,
-)
+from rhymeflow.workers.messages import ComputeReward, NoReward, RewardComputed, receive, send
 from rhymeflow.workers.reward import RewardWorker
 
 BODY = """

@@ -2,8 +2,7 @@
 
 One list of rows, no look-up, no heap, no counter, nothing remembered between operations: each rule
 lists all that it allows and takes the first, as the tables in `core/protocol/staleness.py` say.
-`best_placement` knows no rules at all: it tries every placement there is.
-"""
+`best_placement` knows no rules at all: it tries every placement there is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -185,11 +184,9 @@ class NaiveOrdered(NaiveBuffers):
 
 
 def best_placement(rows, *, target, size, eta, first, num_batches) -> list[int]:
-    """Finished groups in each buffer, from the first on, if they lay as early as is possible.
-
-    Over every placement of these groups in their windows that leaves each its entry: at most
-    `target` OCCUPIED and `size` entries a buffer, and none RESERVED where the target is met.
-    """
+    """Finished groups in each buffer, from the first on, if they lay as early as is possible. Over
+    every placement of these groups in their windows that leaves each its entry: at most `target`
+    OCCUPIED and `size` entries a buffer, and none RESERVED where the target is met."""
     end = min(max(row.version for row in rows) + eta + 1, num_batches)
     windows = [range(max(row.version, first), min(row.version + eta + 1, end)) for row in rows]
     best: list[int] = []

@@ -15,12 +15,9 @@ class Pair:
         self.is_ordered = is_ordered
         self.fast = (OrderedBuffers if is_ordered else StalenessBuffers)(**sizes)
         self.slow = (NaiveOrdered if is_ordered else NaiveBuffers)(**sizes)
-        self.ended: list[int] = []
-        """Groups that hold no entry any more."""
-        self.group_id = 0
-        """The next new group."""
-        self.settled = True
-        """Whether nothing but `tighten` can have left finished work waiting."""
+        self.ended: list[int] = []  # groups that hold no entry any more
+        self.group_id = 0  # the next new group
+        self.settled = True  # whether nothing but `tighten` can have left finished work waiting
 
     @property
     def rows(self) -> list[Row]:

@@ -1,7 +1,6 @@
 """The protocol alone: its rules one by one, and random interleavings against the naive model.
 
-As a program (`make nightly`) about a million operations.
-"""
+As a program (`make nightly`) about a million operations."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,12 +24,7 @@ def buffers(**sizes) -> StalenessBuffers:
 
 
 @pytest.mark.parametrize(
-    ("question", "arguments"),
-    [
-        ("version", (9,)),
-        ("state", (-1,)),
-        ("state", (100,)),
-    ],
+    ("question", "arguments"), [("version", (9,)), ("state", (-1,)), ("state", (100,))]
 )
 def test_what_is_asked_of_what_is_not_there_is_refused(question, arguments):
     """Operations that are refused are in `Protocol.late_or_repeated`."""
@@ -50,11 +44,9 @@ def test_stale_look_ups_do_not_pile_up():
 
 
 class Protocol(RuleBasedStateMachine):
-    """Every operation in any order, both sides compared and the laws checked after each.
-
-    Versions run from behind every window to beyond the first buffer. Any operation is also tried
-    on groups that hold no entry, or one of another kind, as late and repeated events would have it.
-    """
+    """Every operation in any order, both sides compared and the laws checked after each. Versions
+    run from behind every window to beyond the first buffer. Any operation is also tried on groups
+    that hold no entry, or one of another kind, as late and repeated events would have it."""
 
     is_ordered = False
 

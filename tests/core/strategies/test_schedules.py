@@ -22,8 +22,7 @@ def test_every_schedule_of_the_configuration_is_there() -> None:
 
 def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a history that expects less than there is, and so large groups that all that runs is
-    the last tenth: all that goes on is an outlier, once.
-    """
+    the last tenth: all that goes on is an outlier, once."""
     monkeypatch.setattr(strategies, "OUTLIER_RATIO", 1.01)
     monkeypatch.setattr(LengthPredictor, "explained_variance", property(lambda self: 0.5))
     monkeypatch.setattr(
