@@ -1,7 +1,5 @@
 """Tiny models that read a character at a time, as the recipes' do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 They run in as many processes as there are cores; each file stays in one of them, and the files with
 real runs, which take longest, come first. Each process and its workers compute with one thread."""
 
-from __future__ import annotations
-
 import gc
 import os
 import runpy
@@ -13,7 +11,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
-from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -27,7 +24,7 @@ settings.load_profile("rhymeflow")
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(capsys):
     """Run a command that is refused: nothing is printed but one line on stderr, which is returned.
     `stray`: what a user's file prints may stand before it."""
     from rhymeflow import cli
@@ -45,9 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def run_script(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., str]:
+def run_script(capsys, monkeypatch, tmp_path):
     """What `python SCRIPT ...` prints in `tmp_path`; here, where all is imported already."""
 
     def run(script: Path, *arguments: str | Path) -> str:
@@ -60,7 +55,7 @@ def run_script(
 
 
 @pytest.fixture(autouse=True)
-def gpu(request: pytest.FixtureRequest) -> None:
+def gpu(request):
     """Of tests marked `gpu`; those in `tests/gpu_paths` run on a simulated one."""
     if request.node.get_closest_marker("gpu"):
         import torch
@@ -70,7 +65,7 @@ def gpu(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def workers_that_have_loaded_all() -> Iterator[None]:
+def workers_that_have_loaded_all():
     """Workers of these tests are forked from one server, which has loaded all that they run."""
     from rhymeflow.runtime import processes
 

@@ -2,8 +2,6 @@
 
 Right is one clear line (`UserError`, `NotAReward`), or to take all of it as it was given."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,8 +1,6 @@
 """What the server of these tests' workers imports, so that no worker has to: all that a run needs,
 and compiled code. Programs of `tests/test_cli.py` import for themselves, as a user's do."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 

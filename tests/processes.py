@@ -1,7 +1,5 @@
 """What tests ask of processes of the operating system."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -1,7 +1,5 @@
 """What a user is told of a mistake."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From the configuration to the coordinator's plan and rules."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +26,7 @@ def rules(**values: Any) -> Config:
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def test_every_number_arrives() -> None:
+def test_every_number_arrives():
     config = Config(
         learner=LearnerConfig(max_steps=7, groups_per_batch=6),
         rollout=RolloutConfig(num_generations=5),
@@ -48,7 +46,7 @@ def test_every_number_arrives() -> None:
     }  # fmt: skip
 
 
-def test_suites_are_evaluated_as_often_as_each_says() -> None:
+def test_suites_are_evaluated_as_often_as_each_says():
     assert build.plan(Config(data=DataConfig(eval_size=0))).eval_steps == {}, "nothing is held out"
     suites = [{"name": "a", "steps": 3}, {"name": "b"}, {"name": "c", "steps": 1}]
     config = Config.model_validate({"eval": {"suites": suites}, "run": {"eval_steps": 7}})
@@ -65,7 +63,7 @@ def test_suites_are_evaluated_as_often_as_each_says() -> None:
     ],
     ids=str,
 )
-def test_a_learner_that_needs_the_whole_batch_waits_for_it(learner: dict[str, Any]) -> None:
+def test_a_learner_that_needs_the_whole_batch_waits_for_it(learner):
     assert not build.plan(Config.model_validate({"learner": learner})).accumulate_early
     name = next(iter(learner))
     with pytest.raises(ValueError, match=f"accumulate_early = true: with learner.{name} = "):
@@ -76,7 +74,7 @@ def test_a_learner_that_needs_the_whole_batch_waits_for_it(learner: dict[str, An
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_bundle_by_name(name: str) -> None:
+def test_a_bundle_by_name(name):
     made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
     for piece in ("admission", "routing", "sync", "on_pull", "migration"):
         assert getattr(made, piece) == getattr(bundle, piece)
@@ -88,7 +86,7 @@ def test_a_bundle_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) -> None:
+def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name):
     given = rules(name=name, on_pull="keep")
     named = build.rules_in_force(given)
     assert None not in named.model_dump().values()
@@ -102,7 +100,7 @@ def test_the_rules_in_force_are_all_named_and_make_the_same_schedule(name: str) 
     assert build.rules_in_force(given.model_copy(update={"schedule": named})) == named
 
 
-def test_pieces_by_name() -> None:
+def test_pieces_by_name():
     made = build.schedule(rules(name="bounded", routing="waterfall", on_pull="keep"))
     assert (made.routing, made.sync, made.on_pull) == (waterfall, when_idle, "keep")
     pipeline = build.schedule(rules(name="histopipe"))
@@ -110,7 +108,7 @@ def test_pieces_by_name() -> None:
     assert pipeline.layout() is not pipeline.layout(), "each run has one of its own"
 
 
-def test_strategies_weigh_with_the_cost_model_and_the_bound() -> None:
+def test_strategies_weigh_with_the_cost_model_and_the_bound():
     made = build.schedule(rules(cost_model="qwen2.5-14b-h20")).settings
     assert made.cost == profiles.load("qwen2.5-14b-h20").cost(1)
     made = build.schedule(rules(name="rhymeflow", max_staleness=3)).settings
@@ -128,7 +126,7 @@ def no_arguments():
     return []
 
 
-def test_functions_of_the_users(tmp_path: Path) -> None:
+def test_functions_of_the_users(tmp_path):
     made = build.schedule(rules(routing="tests.test_build.first_come"))
     assert made.routing is first_come
     path = tmp_path / "my_rules.py"
@@ -158,11 +156,11 @@ NO_RULES = [
 
 
 @pytest.mark.parametrize(("given", "said"), NO_RULES)
-def test_what_is_no_rule(given: dict[str, str], said: str) -> None:
+def test_what_is_no_rule(given, said):
     assert said in refusal(build.schedule, rules(**given))
 
 
-def test_what_could_not_be_learned_from_or_is_a_rule_after_all() -> None:
+def test_what_could_not_be_learned_from_or_is_a_rule_after_all():
     greedy = Config.model_validate({"rollout": {"temperature": 0}})
     assert "rollout.temperature = 0: " in refusal(build.schedule, greedy)
     bound = "tests.test_build.partly_given"  # made by functools, but of a function of the user's
@@ -189,11 +187,11 @@ def table_of_schedules() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def test_the_page_has_the_table_of_schedules() -> None:
+def test_the_page_has_the_table_of_schedules():
     assert table_of_schedules() in PAGE, f"it is to be\n{table_of_schedules()}"
 
 
-def test_groups_at_a_time_are_the_schedules_own_unless_it_is_given() -> None:
+def test_groups_at_a_time_are_the_schedules_own_unless_it_is_given():
     def inflight(**rules_: Any) -> int:
         return build.schedule(rules(**rules_)).max_inflight_groups
 

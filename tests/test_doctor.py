@@ -1,7 +1,5 @@
 """What `rhymeflow doctor` says of GPUs, their driver and a cluster; `test_cli.py` has the rest."""
 
-from __future__ import annotations
-
 import resource
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Entries of `log_history` from rows, and callbacks that are called with them."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any
@@ -18,7 +16,7 @@ def row(version: int) -> dict[str, float]:
     return {"loss": float(version), "learning_rate": version / 8, "num_tokens": 100.0 * version}
 
 
-def test_an_entry_has_means_and_the_latest_of_what_is_counted() -> None:
+def test_an_entry_has_means_and_the_latest_of_what_is_counted():
     history = History(Rhythm(every=2, steps_per_version=3, versions_per_epoch=4.0))
     made = [history.trained(version, row(version)) for version in (1, 2, 3, 4)]
     assert made[0] is None
@@ -29,9 +27,7 @@ def test_an_entry_has_means_and_the_latest_of_what_is_counted() -> None:
 
 
 @given(st.integers(0, 4), st.booleans(), st.lists(st.booleans(), max_size=12))
-def test_rows_read_afterwards_give_the_same_entries(
-    every: int, has_first: bool, evaluated: list[bool]
-) -> None:
+def test_rows_read_afterwards_give_the_same_entries(every, has_first, evaluated):
     rhythm = Rhythm(every, has_first)
     live, rows = History(rhythm), {}
     for version, is_evaluated in enumerate(evaluated, 1):
@@ -49,7 +45,7 @@ def test_rows_read_afterwards_give_the_same_entries(
     assert trained == first + every_or_never
 
 
-def test_shares_are_of_the_time_of_all_steps_and_of_the_rest_what_is_finite_has_a_mean() -> None:
+def test_shares_are_of_the_time_of_all_steps_and_of_the_rest_what_is_finite_has_a_mean():
     history = History(Rhythm(every=4))
     for version, value in enumerate((None, 2.0, math.nan, 4.0), 1):
         row = {"loss": value, "kl": None, "grad_norm": math.inf}
@@ -62,7 +58,7 @@ def test_shares_are_of_the_time_of_all_steps_and_of_the_rest_what_is_finite_has_
     assert entry["idle/learner"] == pytest.approx((9 * 0.1 + 8 * 0.2 + 7 * 0.3) / (9 + 8 + 7))
 
 
-def test_callbacks_see_the_state_of_their_own_step() -> None:
+def test_callbacks_see_the_state_of_their_own_step():
     """Also of a checkpoint and an evaluation that are ready two steps later."""
     seen: list[tuple[Any, ...]] = []
 
@@ -107,9 +103,7 @@ def test_callbacks_see_the_state_of_their_own_step() -> None:
         (None, False, False, False),
     ],
 )
-def test_what_the_control_asks_for(
-    wanted: str | None, stops: bool, saves: bool, warns: bool
-) -> None:
+def test_what_the_control_asks_for(wanted, stops, saves, warns):
     class Asks(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if wanted is not None:
@@ -122,7 +116,7 @@ def test_what_the_control_asks_for(
     assert (made.stop_asked, made.save_asked) == (stops, saves)
 
 
-def test_names_of_suites_may_have_slashes() -> None:
+def test_names_of_suites_may_have_slashes():
     metrics = {"eval/math/easy/avg@1": 0.5, "eval/math/easy/pass@2": 0.7, "eval/reward": 0.1}
     entry = History(Rhythm()).evaluated(3, metrics)
     assert {"eval_math/easy_reward", "eval_math/easy_pass@2", "eval_reward"} <= set(entry)

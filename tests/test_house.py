@@ -1,7 +1,5 @@
 """The house stays small enough for one reader: lines per room, files, names, module docstrings."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
@@ -54,11 +52,11 @@ def python_files(path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_keeps_its_budget(room: str) -> None:
+def test_a_room_keeps_its_budget(room):
     assert lines_of(python_files(PACKAGE / room)) <= ROOMS[room]
 
 
-def test_the_whole_keeps_its_budget() -> None:
+def test_the_whole_keeps_its_budget():
     others = [path for path in PACKAGE.iterdir() if path.name not in ROOMS]
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
@@ -66,7 +64,7 @@ def test_the_whole_keeps_its_budget() -> None:
     assert len(python_files(PACKAGE)) <= 359
 
 
-def test_a_name_is_that_of_one_class() -> None:
+def test_a_name_is_that_of_one_class():
     """But for the environments of recipes, which are a user's code."""
     found = defaultdict(list)
     for path, module in parsed():
@@ -77,7 +75,7 @@ def test_a_name_is_that_of_one_class() -> None:
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
-def test_what_a_file_is_for_is_said_in_six_lines() -> None:
+def test_what_a_file_is_for_is_said_in_six_lines():
     """Examples and layouts, which are indented, are not counted."""
     long = {}
     for path, module in parsed():

@@ -1,9 +1,6 @@
 """The one estimate of memory: by hand, against recorded measurements, and refused in one line."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,7 +29,7 @@ def parts(model: memory.ModelSize, **given: object) -> dict[tuple[str, str], flo
     return {(who, part.what.split(",")[0].split(" (")[0]): part.num_bytes for who, part in found}
 
 
-def test_parts_are_counted_process_by_process() -> None:
+def test_parts_are_counted_process_by_process():
     found = parts(
         TINY, max_num_seqs=4, max_completion_length=20, groups_per_batch=2, num_instances=2,
         beta=0.1, logits_chunk_size=11, window="off",
@@ -55,7 +52,7 @@ def test_parts_are_counted_process_by_process() -> None:
     }
 
 
-def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
+def test_ranks_share_the_learners_memory_and_each_gathers_some():
     one, four = (parts(FLOAT32, num_ranks=n, window="off") for n in (1, 4))
     assert one["learner", "master weights"] == four["4 x learner", "master weights"] == 4000
     gathered = four["4 x learner", "gathered: embeddings"]
@@ -66,20 +63,20 @@ def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
     assert places["learner rank 1"].endswith("pinned to cores 1, 2")
 
 
-def test_moments_are_those_of_the_optimizer() -> None:
+def test_moments_are_those_of_the_optimizer():
     found = {name: parts(FLOAT32, optimizer=name, window="off") for name in ("adamw_8bit", "muon")}
     assert found["adamw_8bit"]["learner", "AdamW moments"] == 2000 + 2000 * 4 // 256
     assert found["muon"]["learner", "Muon moments"] == 4 * 800 + 8 * 200
 
 
-def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
+def test_what_drafts_come_from_is_counted_where_there_are_drafts():
     without = parts(FLOAT32, window="off")
     few, many = (parts(FLOAT32, history_tokens=n) for n in (10_000, 1_000_000))
     assert len(few) == len(many) == len(without) + 2
     assert check.LEAST_HISTORY < (sum(many.values()) - sum(few.values())) / 990_000 < 80, "bytes"
 
 
-def test_drafts_are_sampled_for_on_gpus() -> None:
+def test_drafts_are_sampled_for_on_gpus():
     """As many rows as there may be; the sampler's own tests say what they take."""
     for window, rows in (("off", 4), ("cost", 4 * 17)):
         config = build_config({"max_num_seqs": 4, "window": window, "max_draft": 16}, where="test")
@@ -88,7 +85,7 @@ def test_drafts_are_sampled_for_on_gpus() -> None:
         assert part.num_bytes == sampling_bytes(rows, 7, 4, truncates=False)
 
 
-def test_changes_and_contexts() -> None:
+def test_changes_and_contexts():
     config = build_config({"transport": "delta", "max_staleness": 3}, where="test")
     [part] = memory.of_changes(config, TINY)
     assert part == ("changes to 5 versions, at most", 5 * 2000 / 4)
@@ -106,7 +103,7 @@ SMOLLM2 = replace(
 )  # fmt: skip
 
 
-def test_layers_that_carry_a_state_have_no_keys_and_values() -> None:
+def test_layers_that_carry_a_state_have_no_keys_and_values():
     kinds = [*["linear_attention"] * 3, "full_attention"] * 2
     hybrid = Qwen3NextConfig(layer_types=kinds, num_hidden_layers=8, num_experts=4)
     size = memory.model_of(hybrid, torch.bfloat16, "cpu")
@@ -125,7 +122,7 @@ PEAKS = [
 
 
 @pytest.mark.parametrize(("recipe", "tokens", "peak"), PEAKS)
-def test_the_learners_peaks_are_within_a_fifth(recipe: str, tokens: int, peak: float) -> None:
+def test_the_learners_peaks_are_within_a_fifth(recipe, tokens, peak):
     config = read_config(recipe, {"model.dtype": "float32", "model.device": "cpu"})
     model = memory.model_here(config) if recipe == "demo" else SMOLLM2
     taken = [*memory.of_optimizer(config, model), *memory.of_pass(config, model, tokens)]
@@ -145,22 +142,20 @@ TOO_MUCH = [
 
 
 @pytest.mark.parametrize(("field", "value", "said"), TOO_MUCH)
-def test_more_than_there_is(field: str, value: str, said: str, refused: Callable[..., str]) -> None:
+def test_more_than_there_is(field, value, said, refused):
     assert said in refused("train", "demo", "--dry-run", f"--{field}", value)
 
 
 @pytest.mark.parametrize("field", ["rollout.max_num_seqs", "drafting.history_tokens"])
 @pytest.mark.parametrize("value", [10**15, 2**62])
-def test_a_plan_may_be_for_another_machine_but_not_for_none(
-    field: str, value: int, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_may_be_for_another_machine_but_not_for_none(field, value, refused, capsys):
     plan = ["train", "demo", "--dry-run=plan"]
     assert cli.main([*plan, "--learner.cpus", "[99999]"]) == 0
     capsys.readouterr()
     assert f"{field} = {value:,}" in refused(*plan, f"--{field}", str(value))
 
 
-def test_what_there_is_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_passes(monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
     check.check_machine(parse_config("", {"learner.cpus": str(cores)}))
     history = {"drafting.history_tokens": f"{10**15}", "drafting.window": "off"}

@@ -1,7 +1,5 @@
 """docs/one-step.md names every file that a training step enters; the main path stays short."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

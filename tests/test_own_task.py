@@ -1,8 +1,6 @@
 """A task of one's own: the line that trains on it, and what is said when something is wrong."""
 
 # ruff: noqa: E501 (the tables of mistakes read best with one a line)
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -46,7 +44,7 @@ ONE_LINE = ["train", "--model", "model", "--data", "sums.csv", "--reward", "judg
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder as a newcomer has it: a model, a CSV file, a file with reward functions."""
     folder = tmp_path_factory.mktemp("made")
     save_model(folder / "model")
@@ -59,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(made, tmp_path, monkeypatch):
     """A copy of it, which is the working directory."""
     shutil.copytree(made, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
@@ -87,7 +85,7 @@ def with_(**options: str) -> list[str]:
 
 
 @pytest.fixture
-def mistake(folder: Path, refused: Callable[..., str]) -> Callable[[list[str]], str]:
+def mistake(folder, refused):
     """Run a command that is refused and leaves nothing in the folder."""
 
     def run(arguments: list[str]) -> str:
@@ -128,9 +126,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize(("arguments", "said"), AT_ONCE.values(), ids=AT_ONCE)
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    arguments: list[str], said: str, mistake: Mistake
-) -> None:
+def test_a_mistake_is_one_line_and_leaves_nothing(arguments, said, mistake):
     assert said in mistake(arguments)
 
 
@@ -176,15 +172,13 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "arguments", "said"), LOADED.values(), ids=LOADED)
-def test_a_dry_run_finds_what_would_not_start(
-    spoil: Callable[[], object], arguments: list[str], said: str, mistake: Mistake
-) -> None:
+def test_a_dry_run_finds_what_would_not_start(spoil, arguments, said, mistake):
     spoil()
     more = [] if "leaves no room" in said else SHORT
     assert said in mistake([*arguments, "--dry-run", *more])
 
 
-def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
+def test_a_directory_that_holds_a_run_is_named(mistake):
     Path("run").mkdir()
     Path("run/events.db").write_text("")
     arguments = [*ONE_LINE, *SHORT, "--run.output_dir", "run"]
@@ -193,7 +187,7 @@ def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
 
 
 @pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_is_one_line_within_seconds(folder: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line_within_seconds(folder):
     """And what is in the cache is taken from there."""
     cached = folder / "hf" / "hub" / "models--some--tiny"
     shutil.copytree("model", cached / "snapshots" / "abc")
@@ -223,7 +217,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_within_seconds(folder: Path) -
 # -- what is not wrong -----------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_what_loads_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_loads_back(folder, capsys):
     with Path("judges.py").open("a") as file:
         file.write("print('hello')\n")
     two = ["--reward", "exact_match", *SHORT]
@@ -239,9 +233,7 @@ def test_a_dry_run_prints_what_loads_back(folder: Path, capsys: pytest.CaptureFi
     assert not Path("runs").exists()
 
 
-def test_a_plan_needs_neither_weights_nor_tokenizer_nor_data(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_needs_neither_weights_nor_tokenizer_nor_data(folder, capsys, monkeypatch):
     for path in Path("model").iterdir():
         if path.name != "config.json":
             path.unlink()
@@ -256,9 +248,7 @@ def test_a_plan_needs_neither_weights_nor_tokenizer_nor_data(
     assert "# memory:" in out
 
 
-def test_a_source_given_instead_of_a_recipes_has_none_of_its_sizes(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_given_instead_of_a_recipes_has_none_of_its_sizes(folder, capsys):
     other = ["--data", "sums.csv", "--dry-run=plan"]
     assert cli.main(["train", "smollm2", *other, "--model", "model"]) == 0
     data = parse_config(capsys.readouterr().out).data
@@ -273,7 +263,7 @@ def test_a_source_given_instead_of_a_recipes_has_none_of_its_sizes(
     assert (config.data.size, config.data.eval_size, config.model.gguf_file) == (None, 7, None)
 
 
-def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
+def test_columns_that_a_function_need_not_be_given(folder):
     config = parse_config("", {"model.name": "model", "data.source": "sums.csv",
                                "rollout.max_completion_length": "12",
                                "reward.functions": "[{function: 'judges.py:optional'}]"})  # fmt: skip
@@ -292,8 +282,8 @@ def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_mistake_found_late_leaves_nothing_unless_something_was_trained(
-    trained: str | None, error: type[Exception], stays: bool, existed: bool, folder: Path
-) -> None:
+    trained, error, stays, existed, folder
+):
     path = Path("a/b/run")
     if existed:
         (path / "logs").mkdir(parents=True)
@@ -334,7 +324,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_help_has_the_sections_and_the_common_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_the_sections_and_the_common_fields(capsys):
     text = shown(["train", "--help"], capsys)
     for section in ("model", "data", "rollout", "reward", "learner", "schedule", "run"):
         assert f"\n{section}: " in text
@@ -347,7 +337,7 @@ def test_help_has_the_sections_and_the_common_fields(capsys: pytest.CaptureFixtu
     assert shown(["train", "demo", "-h"], capsys) == text == shown(["train", "-h", "demo"], capsys)
 
 
-def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_help_has_every_field_with_its_meaning(capsys):
     lines = shown(["train", "--help=all"], capsys).splitlines()
     assert max(map(len, lines)) <= 80
     inner = [path for path in field_paths() if f"{path}." in " ".join(field_paths())]
@@ -356,9 +346,7 @@ def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixt
         assert len(lines[at + 1].strip()) > 8, path
 
 
-def test_help_on_a_section_or_a_field(
-    capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
-) -> None:
+def test_help_on_a_section_or_a_field(capsys, refused):
     assert "--simulation.workload.sigma" in shown(["simulate", "--help"], capsys)
     assert "simulation" not in shown(["train", "--help"], capsys)
     section = shown(["train", "--help=learner"], capsys)
@@ -369,7 +357,7 @@ def test_help_on_a_section_or_a_field(
     assert "did you mean learner?" in refused("train", "--help=learnr")
 
 
-def test_help_may_be_asked_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_may_be_asked_as_a_command(capsys):
     for command in ([], ["train"]):
         assert shown(["help", *command], capsys) == shown([*command, "--help"], capsys)
     text = shown([], capsys)

@@ -1,8 +1,6 @@
 """GPUs of this machine: which worker gets which, and what is refused. The driver's answer is made
 up."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -23,7 +21,7 @@ from tests.refused import refusal
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
+def machine(monkeypatch):
     """Make this a machine with so many GPUs."""
 
     def of(num_gpus: int, visible: str | None = None) -> None:
@@ -53,7 +51,7 @@ def all_of(config: Config) -> list[tuple[str, ...]]:
     ]
 
 
-def test_a_variable_limits_what_there_is(machine) -> None:
+def test_a_variable_limits_what_there_is(machine):
     for visible, found in {
         None: "0 1 2 3", "2, 3": "2 3", "GPU-5f1,MIG-3": "GPU-5f1 MIG-3", "1,-1,2": "1",
         "1,4,2": "1", "": "",
@@ -62,7 +60,7 @@ def test_a_variable_limits_what_there_is(machine) -> None:
         assert gpus.visible() == tuple(found.split()), visible
 
 
-def test_without_a_driver_there_are_none(monkeypatch) -> None:
+def test_without_a_driver_there_are_none(monkeypatch):
     monkeypatch.setattr(gpus, "_LIBRARY", "libno-such-driver.so.1")
     monkeypatch.setenv(gpus.VISIBLE, "0,1")
     gpus.installed.cache_clear()
@@ -70,7 +68,7 @@ def test_without_a_driver_there_are_none(monkeypatch) -> None:
     gpus.installed.cache_clear()
 
 
-def test_ranks_come_first_and_split_instances_have_several(machine) -> None:
+def test_ranks_come_first_and_split_instances_have_several(machine):
     machine(8)
     pairs = [("2", "3"), ("4", "5"), ("6", "7")]
     assert all_of(configured(2, 3, 2)) == [("0",), ("1",), *pairs]
@@ -81,7 +79,7 @@ def test_ranks_come_first_and_split_instances_have_several(machine) -> None:
 
 
 @pytest.mark.parametrize("own", [("0",), ("1",), ()])
-def test_the_only_gpu_is_everybodys_and_none_is_nobodys(machine, own) -> None:
+def test_the_only_gpu_is_everybodys_and_none_is_nobodys(machine, own):
     machine(4, visible=",".join(own))
     assert all_of(configured(1, 2)) == [own] * 3
     assert all_of(configured(1, 2, model={"device": "cpu"})) == [()] * 3
@@ -97,7 +95,7 @@ TOO_MANY = {
 
 
 @pytest.mark.parametrize("case", TOO_MANY)
-def test_what_does_not_fit_is_refused(machine, case) -> None:
+def test_what_does_not_fit_is_refused(machine, case):
     num_gpus, visible, sizes, said = TOO_MANY[case]
     machine(num_gpus, visible=visible)
     assert re.fullmatch(f".*{said}.*", refusal(placement.gpus_here, configured(*sizes)))
@@ -118,7 +116,7 @@ def test_what_does_not_fit_is_refused(machine, case) -> None:
 )
 def test_memory_and_threads_follow_from_who_else_is_on_a_gpu(
     machine, tmp_path, num_gpus, config, share, threads
-) -> None:
+):
     machine(num_gpus)
     found = train.in_force(config, tmp_path)
     with LocalRuntime(found, tmp_path, tmp_path / "logs") as runtime:
@@ -128,7 +126,7 @@ def test_memory_and_threads_follow_from_who_else_is_on_a_gpu(
     assert (found.rollout.num_threads, found.learner.num_threads) == (threads, threads)
 
 
-def test_the_gpu_of_a_rank_is_the_first_that_it_sees(monkeypatch) -> None:
+def test_the_gpu_of_a_rank_is_the_first_that_it_sees(monkeypatch):
     """FSDP2 and NCCL want it by its number, and as the current one."""
     current: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
@@ -137,7 +135,7 @@ def test_the_gpu_of_a_rank_is_the_first_that_it_sees(monkeypatch) -> None:
     assert current == [0]
 
 
-def test_what_workers_are_forked_from_has_not_touched_cuda() -> None:
+def test_what_workers_are_forked_from_has_not_touched_cuda():
     """Else CUDA would refuse to start in each of them, or keep the server's devices."""
     code = (
         "import torch\n"

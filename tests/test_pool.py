@@ -1,8 +1,6 @@
 """The pool with real processes: what reward functions and environments give, and what is said when
 they give nothing."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,7 +44,7 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-def pools() -> Iterator[list[Pool]]:
+def pools():
     """Pools that end with the test."""
     made: list[Pool] = []
     yield made
@@ -75,7 +73,7 @@ def named(*names: str) -> tuple[Function, ...]:
 
 
 @pytest.fixture
-def judges(pools: list[Pool]) -> Start:
+def judges(pools):
     """Start a pool of reward functions."""
 
     def start(*names: str, **fields: Any) -> Pool:
@@ -119,7 +117,7 @@ def value(judged: FunctionRewards) -> float:
     return reward
 
 
-def test_each_function_gives_a_component(judges: Start) -> None:
+def test_each_function_gives_a_component(judges):
     weighted = (
         Function(function=f"{FILE}:length", weight=0.5),
         Function(function="exact_match", weight=10),
@@ -138,7 +136,7 @@ def test_each_function_gives_a_component(judges: Start) -> None:
     assert WeightedSum(weighted[3:4]).problem("4.1", [1.0, None]) == said
 
 
-def test_arguments_are_those_of_trl(judges: Start, tmp_path: Path) -> None:
+def test_arguments_are_those_of_trl(judges, tmp_path):
     report = str(tmp_path / "report")
     pool = judges("sees")
 
@@ -156,7 +154,7 @@ def test_arguments_are_those_of_trl(judges: Start, tmp_path: Path) -> None:
     assert seen["completions"] == [[{"role": "assistant", "content": "begun"}]]
 
 
-def test_a_group_is_judged_in_one_call_and_only_by_the_functions_asked_for(judges: Start) -> None:
+def test_a_group_is_judged_in_one_call_and_only_by_the_functions_asked_for(judges):
     pool = judges("length", "by_rank", "length")
     submit(pool, "group 7", together("aaa", "b", "cc"), 0, 1)
     assert finished(pool)["group 7"].result.components == [
@@ -165,7 +163,7 @@ def test_a_group_is_judged_in_one_call_and_only_by_the_functions_asked_for(judge
     assert judge(judges("not_mine", "not_mine"), together("a", "b")) == [FunctionRewards([{}, {}])]
 
 
-def test_what_a_function_does_to_its_arguments_is_seen_by_no_other(judges: Start) -> None:
+def test_what_a_function_does_to_its_arguments_is_seen_by_no_other(judges):
     pool = judges("spoils", "spoils", retries=0)
     messages = [{"role": "user", "content": "q"}]
     [done] = judge(pool, together("a", "b", prompt=messages, answers=["yes"]))
@@ -183,7 +181,7 @@ WRONG = {
 }
 
 
-def test_what_is_no_reward_is_an_error_and_harms_no_other(judges: Start) -> None:
+def test_what_is_no_reward_is_an_error_and_harms_no_other(judges):
     pool = judges("length", "by_order", timeout=0.3, retries=0)
     outcomes = judge(pool, *[request(c) for order in WRONG for c in ("fine", order)])
     found = zip(WRONG, outcomes[::2], outcomes[1::2], strict=True)
@@ -199,18 +197,14 @@ def test_what_is_no_reward_is_an_error_and_harms_no_other(judges: Start) -> None
     )
 
 
-def test_functions_have_one_thread_and_may_start_processes(
-    judges: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_have_one_thread_and_may_start_processes(judges, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # of the parent
     outcomes = judge(judges("by_order"), *map(request, ("threads", "fork", "wait")))
     assert [*map(value, outcomes)] == [1.0, 5.0, 1.0]
 
 
 @pytest.mark.parametrize("function", ["flaky", "flaky_death"])
-def test_a_failure_is_tried_again_and_the_rest_is_kept(
-    judges: Start, function: str, tmp_path: Path
-) -> None:
+def test_a_failure_is_tried_again_and_the_rest_is_kept(judges, function, tmp_path):
     report, counter = str(tmp_path / "report"), tmp_path / "counter"
     pool = judges("counted", function, "length", retries=1)
     [done] = judge(pool, request("abc", report=report, counter=str(counter)))
@@ -218,7 +212,7 @@ def test_a_failure_is_tried_again_and_the_rest_is_kept(
     assert counter.read_text() == "x"
 
 
-def test_a_process_is_replaced_and_the_others_go_on(judges: Start) -> None:
+def test_a_process_is_replaced_and_the_others_go_on(judges):
     pool = judges("by_order", num_workers=2, timeout=0.5, retries=0)
     before = {value(outcome) for outcome in judge(pool, *[request("pid")] * 8)}
     submit(pool, "hang", request("hang"))
@@ -237,7 +231,7 @@ def test_a_process_is_replaced_and_the_others_go_on(judges: Start) -> None:
     assert not any(is_running(int(pid)) for pid in before - after)
 
 
-def test_time_is_an_argument(judges: Start) -> None:
+def test_time_is_an_argument(judges):
     """A caller that is late is no function that hangs."""
     pool = judges("by_order", timeout=1000, retries=0)
     assert pool.next_deadline() is None
@@ -256,7 +250,7 @@ def test_time_is_an_argument(judges: Start) -> None:
     assert "took longer than reward.timeout = 1000 seconds" in task.error
 
 
-def test_a_function_that_hangs_is_tried_again_before_what_waits(judges: Start) -> None:
+def test_a_function_that_hangs_is_tried_again_before_what_waits(judges):
     """Else a long queue of calls that all hang takes all their time before one is returned."""
     pool = judges("by_order", timeout=1000.0, retries=1)
     for member in range(5):
@@ -282,9 +276,7 @@ def assert_end(*pids: int) -> None:
 @pytest.mark.parametrize(
     ("order", "said"), [("session", "took longer"), ("die with a child", "killed by SIGKILL")]
 )
-def test_a_killed_process_takes_its_children_along(
-    judges: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, said: str
-) -> None:
+def test_a_killed_process_takes_its_children_along(judges, tmp_path, monkeypatch, order, said):
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("CHILD_PID_FILE", str(pid_file))
     [error] = judge(judges("by_order", timeout=1.0, retries=0), request(order))
@@ -292,7 +284,7 @@ def test_a_killed_process_takes_its_children_along(
     assert_end(int(pid_file.read_text()))
 
 
-def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
+def test_nothing_outlives_the_parent(tmp_path):
     """Even inside a call that never returns, and what that call started."""
     script, pid_file = tmp_path / "parent.py", tmp_path / "pid"
     code = textwrap.dedent(f"""
@@ -328,9 +320,7 @@ NAMES = ("in_processes", "in_pool", "in_executor", "in_spawned", "start_method")
 
 
 @pytest.mark.parametrize("by_value", [False, True])
-def test_functions_start_processes_as_any_program_does(
-    judges: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_value: bool
-) -> None:
+def test_functions_start_processes_as_any_program_does(judges, tmp_path, monkeypatch, by_value):
     """In a file, and typed into a notebook."""
     where = str(GRADERS)
     if by_value:
@@ -345,7 +335,7 @@ def test_functions_start_processes_as_any_program_does(
     assert rows == [(2.0, 2.0, 2.0, 2.0, 0.0), (1.0, 1.0, 1.0, 1.0, 0.0)]
 
 
-def test_processes_that_never_stay_end_the_run(judges: Start, tmp_path: Path) -> None:
+def test_processes_that_never_stay_end_the_run(judges, tmp_path):
     file, marker = tmp_path / "once.py", tmp_path / "marker"
     file.write_text(
         textwrap.dedent(f"""
@@ -371,9 +361,7 @@ def test_processes_that_never_stay_end_the_run(judges: Start, tmp_path: Path) ->
         ("import time; time.sleep(99)\n", "importing them took longer than"),
     ],
 )
-def test_a_bad_import_is_told_before_training(
-    judges: Start, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_import_is_told_before_training(judges, text, said, tmp_path, monkeypatch):
     file = tmp_path / "bad.py"
     file.write_text(text)
     if "sleep" in text:
@@ -383,9 +371,7 @@ def test_a_bad_import_is_told_before_training(
     assert str(file) in message
 
 
-def test_processes_ignore_ctrl_c_are_replaced_when_idle_and_end_with_the_pool(
-    judges: Start,
-) -> None:
+def test_processes_ignore_ctrl_c_are_replaced_when_idle_and_end_with_the_pool(judges):
     pool = judges("by_order")
     pids = [int(value(judge(pool, request("pid"))[0]))]
     os.kill(pids[0], signal.SIGINT)
@@ -399,13 +385,13 @@ def test_processes_ignore_ctrl_c_are_replaced_when_idle_and_end_with_the_pool(
     assert not any(map(is_running, pids))
 
 
-def test_large_requests_and_long_queues(judges: Start) -> None:
+def test_large_requests_and_long_queues(judges):
     pool = judges("length", num_workers=2)
     outcomes = judge(pool, *[request("x" * 300_000), request("ab")] * 200)
     assert [value(outcome) for outcome in outcomes] == [300_000.0, 2.0] * 200
 
 
-def test_what_functions_log_comes_with_the_rewards(judges: Start) -> None:
+def test_what_functions_log_comes_with_the_rewards(judges):
     (done,) = judge(judges("logs", "length"), together("a", "b"))
     assert done.noted == [("distance", 0.5), ("distance", 2.0)]
     assert done.extra == {"parsed": ["A", "B"]}
@@ -424,7 +410,7 @@ def section(*names: str, tools: tuple[str, ...] = (), **fields: Any) -> Environm
 
 
 @pytest.fixture
-def worlds(pools: list[Pool]) -> Start:
+def worlds(pools):
     """Start a pool of environments."""
 
     def start(*names: str, **fields: Any) -> Any:
@@ -462,7 +448,7 @@ def one(world: Any, *turns: str, **options: Any) -> Any:
     return answers(world)["5.1"]
 
 
-def test_an_episode_is_asked_turn_by_turn_and_judged(worlds: Start, tmp_path: Path) -> None:
+def test_an_episode_is_asked_turn_by_turn_and_judged(worlds, tmp_path):
     world, log = worlds("Echo"), str(tmp_path / "log")
     columns = {"colour": "blue", "log": log, "unknown": 1, "seed": 7}
     assert one(world, "a", **columns) == "a"
@@ -475,7 +461,7 @@ def test_an_episode_is_asked_turn_by_turn_and_judged(worlds: Start, tmp_path: Pa
     assert lines[4:] in ([], ["close"])
 
 
-def test_it_is_brought_back_to_where_it_was_and_looked_at_on_the_way(worlds: Start) -> None:
+def test_it_is_brought_back_to_where_it_was_and_looked_at_on_the_way(worlds):
     world = worlds("Echo")
     drawn = one(world, "seed")
     assert drawn == one(worlds("Echo"), "a", "seed", observed=["a"])
@@ -487,7 +473,7 @@ def test_it_is_brought_back_to_where_it_was_and_looked_at_on_the_way(worlds: Sta
     assert one(world, "a", "a", "x", wants="reward", observed=["a", "a", "x"]) == 3
 
 
-def test_failures_are_told_by_name_and_never_a_reward(worlds: Start) -> None:
+def test_failures_are_told_by_name_and_never_a_reward(worlds):
     world = worlds("Echo", retries=1)
     for text, says in (
         ("raise", "raised ValueError: no, thank you (worlds.py:"),
@@ -502,7 +488,7 @@ def test_failures_are_told_by_name_and_never_a_reward(worlds: Start) -> None:
     assert one(world, "a", wants="reward", colour="red") == 1.5
 
 
-def test_reset_must_fit_the_data_and_the_prompt(worlds: Start) -> None:
+def test_reset_must_fit_the_data_and_the_prompt(worlds):
     told = one(worlds("Opens"), "a")
     assert "5.1, reset: returned str 'Welcome.', which is not in the prompt" in told
     needy = worlds("Needy")
@@ -511,13 +497,13 @@ def test_reset_must_fit_the_data_and_the_prompt(worlds: Start) -> None:
     assert one(needy, "a", word="x") == "x"
 
 
-def test_a_long_answer_is_cut_and_says_so(worlds: Start) -> None:
+def test_a_long_answer_is_cut_and_says_so(worlds):
     world = worlds("Echo", max_observation_chars=999_950)
     assert one(world, "long") == "x" * 999_950 + "\n[cut: 999950 of 1000000 characters]"
 
 
 @pytest.mark.parametrize("name", ["Sleeper", "Async"])
-def test_what_waits_waits_together(worlds: Start, name: str) -> None:
+def test_what_waits_waits_together(worlds, name):
     world = worlds(name)
     one(world, "wait 0")
     begin = time.monotonic()
@@ -529,9 +515,7 @@ def test_what_waits_waits_together(worlds: Start, name: str) -> None:
     assert set(found.values()) == {None if name == "Sleeper" else "done"}
 
 
-def test_no_more_than_max_concurrent_answer_at_once(
-    worlds: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_max_concurrent_answer_at_once(worlds, monkeypatch):
     monkeypatch.setattr(episodes, "MAX_CONCURRENT", 2)
     world = worlds("Async")
     begin = time.monotonic()
@@ -541,7 +525,7 @@ def test_no_more_than_max_concurrent_answer_at_once(
     assert time.monotonic() - begin >= 0.6
 
 
-def test_what_hangs_in_a_loop_is_cancelled_and_its_process_lives(worlds: Start) -> None:
+def test_what_hangs_in_a_loop_is_cancelled_and_its_process_lives(worlds):
     world = worlds("Async", timeout=1.0)
     pid = one(world, "pid")
     ask(world, "good", "wait 0.1")
@@ -557,8 +541,8 @@ def test_what_hangs_in_a_loop_is_cancelled_and_its_process_lives(worlds: Start) 
 
 @pytest.mark.parametrize(("name", "text"), [("Echo", "hang"), ("Echo", "c"), ("Async", "stubborn")])
 def test_what_cannot_be_cancelled_ends_with_its_process_and_only_it_is_charged(
-    worlds: Start, name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worlds, name, text, monkeypatch
+):
     monkeypatch.setattr(module, "GRACE_SECONDS", 1.5)
     world = worlds(name, timeout=3.0)
     pid = int(one(world, "pid"))
@@ -577,7 +561,7 @@ def test_what_cannot_be_cancelled_ends_with_its_process_and_only_it_is_charged(
     assert answers(world)["other"] == before
 
 
-def test_of_many_only_the_one_that_ends_the_process_is_charged(worlds: Start) -> None:
+def test_of_many_only_the_one_that_ends_the_process_is_charged(worlds):
     world = worlds("Echo")
     for number in range(4):
         ask(world, f"good {number}", "slow")
@@ -587,9 +571,7 @@ def test_of_many_only_the_one_that_ends_the_process_is_charged(worlds: Start) ->
     assert found == {f"good {number}": "slow" for number in range(4)}
 
 
-def test_what_is_dropped_is_not_answered_and_may_be_asked_again(
-    worlds: Start, tmp_path: Path
-) -> None:
+def test_what_is_dropped_is_not_answered_and_may_be_asked_again(worlds, tmp_path):
     world, log = worlds("Echo"), str(tmp_path / "log")
     ask(world, "1.0", "slow", log=log)
     ask(world, "1.1", "a")
@@ -610,14 +592,14 @@ def test_what_is_dropped_is_not_answered_and_may_be_asked_again(
     assert "queued" not in Path(log).read_text()
 
 
-def test_closing_holds_up_nobody(worlds: Start) -> None:
+def test_closing_holds_up_nobody(worlds):
     world = worlds("Echo", timeout=1.0)
     assert one(world, "a", colour="clinging") == "a"
     world.pool.drop(["5.1"])
     assert one(world, "b") == "b"
 
 
-def test_tools_are_called_and_their_errors_are_read_by_the_policy(worlds: Start) -> None:
+def test_tools_are_called_and_their_errors_are_read_by_the_policy(worlds):
     world = worlds("Counter", tools=("multiply", "leave"))
     said = [
         'I add.<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
@@ -638,7 +620,7 @@ def test_tools_are_called_and_their_errors_are_read_by_the_policy(worlds: Start)
     assert one(world, *said, "That is all.", start=3, wants="reward") == 5.0
 
 
-def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(worlds: Start) -> None:
+def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(worlds):
     world = worlds("Counter", on_tool_error="fail")
     told = one(world, '<tool_call>{"name": "fail"}</tool_call>')
     assert "environment of 5.1, turn 1: tool fail raised RuntimeError: at 0 (worlds.py:" in told
@@ -646,7 +628,7 @@ def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(worlds: Star
     assert "no tool 'fails'; did you mean fail?" in unknown["content"]
 
 
-def test_tools_need_no_class(worlds: Start) -> None:
+def test_tools_need_no_class(worlds):
     world = worlds(tools=("plot", f"{GRADERS}:run_code"))
     table = [
         ("plot", {"function": "x", "self": "y"}, "xy"),  # parameters may have any names

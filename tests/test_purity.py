@@ -1,8 +1,6 @@
 """The house's import rules that layers cannot say: what is loaded, and what the coordinator may
 know."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -51,7 +49,7 @@ def test_importing_these_loads_nothing_heavy():
     assert not loaded & HEAVY
 
 
-def test_looking_at_a_run_loads_no_configuration() -> None:
+def test_looking_at_a_run_loads_no_configuration():
     """It takes longer to import than to look."""
     looked = loaded_by(
         "from rhymeflow.cli import main, runs\n"
@@ -74,7 +72,7 @@ def test_the_coordinator_needs_the_standard_library_only():
     assert third_party == {"rhymeflow"}
 
 
-def test_the_controller_knows_no_processes_no_database_and_no_torch() -> None:
+def test_the_controller_knows_no_processes_no_database_and_no_torch():
     """It is handed a runtime, a store, a learner group and an index, whatever is behind them."""
     behind_seams = {"multiprocessing", "mmap", "sqlite3", "torch", "transformers", "numba"}
     loaded = loaded_by("import rhymeflow.runtime.controller")
@@ -94,7 +92,7 @@ def imports_of(file: Path) -> set[str]:
     return found
 
 
-def test_the_coordinator_knows_no_clock_no_chance_no_world() -> None:
+def test_the_coordinator_knows_no_clock_no_chance_no_world():
     for file in (PACKAGE / "core").rglob("*.py"):
         for name in imports_of(file):
             top = name.partition(".")[0]
@@ -102,7 +100,7 @@ def test_the_coordinator_knows_no_clock_no_chance_no_world() -> None:
             assert top == "rhymeflow" or top in sys.stdlib_module_names, f"{file.name}: {name}"
 
 
-def test_the_public_names_are_there() -> None:
+def test_the_public_names_are_there():
     import rhymeflow
 
     for name in rhymeflow.__all__:

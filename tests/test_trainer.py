@@ -1,7 +1,5 @@
 """`Trainer`: Python objects become files and names that other processes can load."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import decimal
@@ -49,7 +47,7 @@ def prompts_of(made: Trainer, **data: Any) -> list[Any]:
     return [each.prompt for each in load_prompts(config, 0)[0]]  # type: ignore[attr-defined]
 
 
-def test_datasets_are_written_down_and_names_pass_through(tmp_path: Path) -> None:
+def test_datasets_are_written_down_and_names_pass_through(tmp_path):
     rows = [{"prompt": "ä?", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}]}]
     made = trainer(tmp_path, train_dataset=rows, eval_dataset=(row for row in rows[:1]))
     assert prompts_of(made) == [row["prompt"] for row in rows]
@@ -63,9 +61,7 @@ def test_datasets_are_written_down_and_names_pass_through(tmp_path: Path) -> Non
     assert not made.run_dir.exists()
 
 
-def test_datasets_of_the_library_those_that_stream_and_those_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_of_the_library_those_that_stream_and_those_of_the_hub(tmp_path, monkeypatch):
     import datasets
 
     given, asked = datasets.Dataset.from_list([{"prompt": "a", "answer": 1}]), list[Any]()
@@ -91,9 +87,7 @@ def test_datasets_of_the_library_those_that_stream_and_those_of_the_hub(
     assert len(prompts_of(made)) == 12, "as many as are trained on"
 
 
-def test_functions_are_named_so_that_others_can_import_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_are_named_so_that_others_can_import_them(tmp_path, monkeypatch):
     (tmp_path / "judges.py").write_text("def short(completions, **columns): ...")
     monkeypatch.syspath_prepend(tmp_path)
     short = importlib.import_module("judges").short
@@ -107,7 +101,7 @@ def test_functions_are_named_so_that_others_can_import_them(
     assert reward_function("exact_match") == RewardFunction(function="exact_match")
 
 
-def test_several_functions_keep_their_weights(tmp_path: Path) -> None:
+def test_several_functions_keep_their_weights(tmp_path):
     weighted = RewardFunction(function="regex", weight=0.5, options={"pattern": "x"})
     made = trainer(tmp_path, reward_funcs=[longest, weighted])
     assert [each.weight for each in made.config.reward.functions] == [1.0, 0.5]
@@ -130,7 +124,7 @@ class Judged:
         return [self.factor * len(each) + 1 for each in completions]
 
 
-def test_what_no_module_has_goes_by_value(tmp_path: Path) -> None:
+def test_what_no_module_has_goes_by_value(tmp_path):
     factor = 2
 
     def closure(completions: list[str], **columns: Any) -> list[float]:
@@ -158,7 +152,7 @@ def test_what_no_module_has_goes_by_value(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
+def test_rows_of_arrays_and_times(tmp_path):
     rows = [
         {
             "prompt": "a",
@@ -180,7 +174,7 @@ def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_several_eval_datasets_are_suites(tmp_path: Path) -> None:
+def test_several_eval_datasets_are_suites(tmp_path):
     parts = {"math/easy": [{"prompt": "a"}, {"prompt": "b"}], "hard": [{"prompt": "c"}]}
     given = {"train_dataset": [{"prompt": "x"}], "config": {"eval_steps": 3}}
     made = trainer(tmp_path, eval_dataset=parts, **given)
@@ -227,16 +221,14 @@ def with_x(value: Any) -> dict[str, Any]:
         (with_x({1, "a"}), "row 1: column 'x': holds set"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: dict[str, Any], part: str) -> None:
+def test_mistakes_are_one_clear_line(tmp_path, arguments, part):
     if arguments.get("config") != 3:
         arguments["config"] = {"output_dir": str(tmp_path / "run"), **arguments.get("config", {})}
     assert re.search(part, refusal(Trainer, **arguments))
     assert not (tmp_path / "run").exists()
 
 
-def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(tmp_path, monkeypatch):
     """As in TRL: made one after the other or twice, trained or not, and again in another script."""
     from rhymeflow.runtime import train as runs
 
@@ -279,7 +271,7 @@ def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(
     assert there() == before
 
 
-def test_a_model_object_and_a_tokenizer_are_saved(tmp_path: Path) -> None:
+def test_a_model_object_and_a_tokenizer_are_saved(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tiny = LlamaConfig(

@@ -1,8 +1,6 @@
 """The fault injector: its plans, its account, its finding of processes, and its cuts of a log; and
 what `rhymeflow bench chaos_fake` reports of runs that are recorded (the runs: tests/fake_run)."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sqlite3
@@ -10,7 +8,6 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -30,7 +27,7 @@ from benchmarks.faults.plan import (
 from rhymeflow.workers.channel import Channel
 
 
-def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
+def test_a_seed_gives_one_plan_with_every_kind_equally_often():
     kinds = (*PROCESSES, DISK)
     plan = draw_dense(3, 120, 10, 10.0, kinds)
     assert plan == draw_dense(3, 120, 10, 10.0, kinds) != draw_dense(4, 120, 10, 10.0, kinds)
@@ -45,7 +42,7 @@ def test_a_seed_gives_one_plan_with_every_kind_equally_often() -> None:
     assert all(fault.label == "controller, killed, log cut" for fault in cuts)
 
 
-def test_rates_give_each_period_its_kill() -> None:
+def test_rates_give_each_period_its_kill():
     plan = draw_rates(0, 1200.0)
     assert [fault.delay for fault in plan] == sorted(fault.delay for fault in plan)
     assert {fault.action for fault in plan} == {"killed"}
@@ -56,7 +53,7 @@ def test_rates_give_each_period_its_kill() -> None:
     assert all(a.kind != b.kind for a, b in pairwise(core))
 
 
-def test_a_fault_is_due_after_its_step_and_over_with_a_step_that_is_new() -> None:
+def test_a_fault_is_due_after_its_step_and_over_with_a_step_that_is_new():
     account = Account([Fault(2, 1.5, "learner")])
     account.trained([1], 10.0)
     assert account.due(100.0) is None
@@ -73,7 +70,7 @@ def test_a_fault_is_due_after_its_step_and_over_with_a_step_that_is_new() -> Non
     assert account.is_over_all
 
 
-def test_processes_are_found_by_kind_among_a_controllers() -> None:
+def test_processes_are_found_by_kind_among_a_controllers():
     names = ["rhymeflow", "python", "rf:rollout-1", "rf:rollout-0.1", "rf:learner.2", "rf:reward"]
     family = [FakeProcess(30 - number, name) for number, name in enumerate(names)]
     found = {
@@ -94,9 +91,7 @@ class FakeProcess(NamedTuple):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5000, 300_000, 10**9])
-def test_only_what_was_written_since_the_last_copy_is_cut_off(
-    tmp_path: Path, num_bytes: int
-) -> None:
+def test_only_what_was_written_since_the_last_copy_is_cut_off(tmp_path, num_bytes):
     """What SQLite had copied to the database stays, whatever is cut, and the file stays sound."""
     live, crashed = tmp_path / "live", tmp_path / "crashed"
     live.mkdir()
@@ -125,7 +120,7 @@ def test_only_what_was_written_since_the_last_copy_is_cut_off(
     assert num_bytes < 300_000 or len(rows) == 20
 
 
-def test_messages_of_real_pipes_come_twice_and_late_and_arrive_whole_and_once() -> None:
+def test_messages_of_real_pipes_come_twice_and_late_and_arrive_whole_and_once():
     """The end of one side is heard after all that it said."""
     counts: Counter[str] = Counter()
     ours, theirs = unreliable_pipe(random.Random(0), lambda what, n: counts.update({what: n}))

@@ -1,9 +1,6 @@
 """Recorded rollouts and their replay: what is accepted is what an engine would accept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +52,7 @@ def replayed(batches: list[list[Rollout]], most: int, limit: int) -> list[Count]
     return counts
 
 
-def test_a_step_makes_what_was_accepted_and_one_more() -> None:
+def test_a_step_makes_what_was_accepted_and_one_more():
     (count,) = replayed([[rollout(0, 0, 0, [1, 2, 3, 4, 5, 6])]], 2, 100)
     # The first token is given. 2 3 4, of which two were drafted; then 5 6, both drafted.
     assert (count.steps, count.generated, count.accepted) == (2, 5, 4)
@@ -65,7 +62,7 @@ def test_a_step_makes_what_was_accepted_and_one_more() -> None:
 
 
 @given(st.data())
-def test_accepted_is_the_longest_path_that_the_target_takes(data: st.DataObject) -> None:
+def test_accepted_is_the_longest_path_that_the_target_takes(data):
     tokens = data.draw(st.lists(st.integers(0, 2), max_size=8))
     parents = [data.draw(st.integers(-1, place - 1)) for place in range(len(tokens))]
     pairs = list(zip(parents, tokens, strict=True))
@@ -82,9 +79,7 @@ def test_accepted_is_the_longest_path_that_the_target_takes(data: st.DataObject)
     assert num_accepted(tokens, parents, target, position) == expected
 
 
-def test_saved_rollouts_are_loaded_equal_and_history_is_drafted_from_the_second_epoch_on(
-    tmp_path: Path,
-) -> None:
+def test_saved_rollouts_are_loaded_equal_and_history_is_drafted_from_the_second_epoch_on(tmp_path):
     texts = [[row * 100 + place for place in range(30)] for row in range(2)]
     rollouts = [rollout(row, epoch, 0, texts[row]) for epoch in range(2) for row in range(2)]
     save(tmp_path / "some.npz", rollouts)

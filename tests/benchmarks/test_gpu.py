@@ -1,7 +1,5 @@
 """The parts of `bench gpu` that a CPU can do, tiny: their code runs, and their checks hold."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json
@@ -43,25 +41,25 @@ def results(part, args) -> dict[str, object]:
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_part_runs_and_its_checks_hold(part, some, args) -> None:
+def test_a_part_runs_and_its_checks_hold(part, some, args):
     assert some in results(part, args)
 
 
-def test_the_learner_is_tried_with_and_without_recomputation(args) -> None:
+def test_the_learner_is_tried_with_and_without_recomputation(args):
     found = results(policy.speed, args)
     for full in (8192, 16384):
         for again in ("true", "false"):
             assert f"sdpa, {full}, recomputed: {again}: GB rise" in found
 
 
-def test_traces_can_be_read(args, tmp_path) -> None:
+def test_traces_can_be_read(args, tmp_path):
     assert f"{tmp_path}/learner.json.gz: waits for the GPU" in results(policy.traces, args)
     for name in ("decode", "learner"):
         with gzip.open(tmp_path / f"{name}.json.gz") as file:
             assert json.load(file)["traceEvents"]
 
 
-def test_what_the_audit_finds_is_said_and_a_run_is_of_one_rank_and_two(args, monkeypatch) -> None:
+def test_what_the_audit_finds_is_said_and_a_run_is_of_one_rank_and_two(args, monkeypatch):
     broken = Finished([], ["law 2: lost"], 0, 0.0, 0)
     monkeypatch.setattr(runs, "run_with_faults", lambda config, plan: broken)
     said = [*runs.whole_run(args, {"learner.max_steps": "1"})]
@@ -71,7 +69,7 @@ def test_what_the_audit_finds_is_said_and_a_run_is_of_one_rank_and_two(args, mon
     assert [*results(runs.ranks, args)] == ["1", "2"]
 
 
-def test_ranks_that_fail_are_said(monkeypatch, tmp_path) -> None:
+def test_ranks_that_fail_are_said(monkeypatch, tmp_path):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho no device $CUDA_VISIBLE_DEVICES\nexit 1\n")
     program.chmod(0o700)
@@ -81,7 +79,7 @@ def test_ranks_that_fail_are_said(monkeypatch, tmp_path) -> None:
     assert exchange.exchange("cuda", 4_000_000) == ("two ranks add up 4.0 MB by NCCL", said, False)
 
 
-def test_nothing_stops_at_a_failure_and_failures_are_listed(args, monkeypatch, capsys) -> None:
+def test_nothing_stops_at_a_failure_and_failures_are_listed(args, monkeypatch, capsys):
     """Each part in a process of its own: one fails, one takes too long, and one cannot be done."""
     monkeypatch.setitem(gpu.PARTS, "1e", ("slow", 0, "device:weights"))
     sides = {"2b": ("cpu", "random:none"), "1e": ("cpu", "random:tiny"), "1a": ("cuda", None)}

@@ -1,14 +1,11 @@
 """The benchmarks' harness: order of measurements, ratios, and what is reported."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from benchmarks import harness
 from rhymeflow.errors import UserError
 
 
-def test_sides_take_turns_and_the_order_turns_round() -> None:
+def test_sides_take_turns_and_the_order_turns_round():
     calls: list[str] = []
     sides = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "ab"}
     values = harness.interleave(sides, 3)
@@ -24,7 +21,7 @@ def test_sides_take_turns_and_the_order_turns_round() -> None:
     assert values == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
 
-def test_the_ratio_is_of_pairs() -> None:
+def test_the_ratio_is_of_pairs():
     assert harness.median_ratio([2, 30, 4], [1, 10, 4]) == 2
     for count, p95 in ((1, 1), (20, 19), (50, 48), (100, 95)):
         assert harness.percentile(list(range(count, 0, -1)), 0.95) == p95, "one that was measured"
@@ -33,12 +30,12 @@ def test_the_ratio_is_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(("value", "met"), [(1.99, False), (2.0, True), (2.1, True)])
-def test_a_target_is_met_from_its_value_on(value: float, met: bool) -> None:
+def test_a_target_is_met_from_its_value_on(value, met):
     assert harness.Target("x", value, 2.0).met is met
     assert harness.Target("x", 4.0 - value, 2.0, at_most=True).met is met
 
 
-def test_some_parts_are_measured_and_recorded_under_a_name_of_their_own() -> None:
+def test_some_parts_are_measured_and_recorded_under_a_name_of_their_own():
     target = harness.Target("x", 1, 2)
     parts = {name: lambda args, name=name: ([{"part": name}], [target]) for name in "abc"}
     parser = argparse.ArgumentParser()
@@ -53,9 +50,7 @@ def test_some_parts_are_measured_and_recorded_under_a_name_of_their_own() -> Non
         harness.report_parts("x", parts, parser.parse_args(["--parts", "a,d"]), "How.")
 
 
-def test_the_report_ends_in_one_json_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_ends_in_one_json_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(harness.sys, "argv", ["/some/where/rhymeflow", "bench", "x", "--record"])
     rows = [harness.side_row("ours", [3.0, 1.0, 2.0], "tokens/s"), {"side": "peer", "note": "none"}]
@@ -78,7 +73,7 @@ def test_the_report_ends_in_one_json_line(
 
 
 @pytest.mark.parametrize("path", sorted(harness.RESULTS.glob("*.json")), ids=lambda p: p.stem)
-def test_a_record_says_which_command_made_it_and_the_command_works(path: Path) -> None:
+def test_a_record_says_which_command_made_it_and_the_command_works(path):
     """Today's options take the command, or the one it is now called; or it is archived."""
     result, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
     assert result["machine"]["cores"]
@@ -110,7 +105,7 @@ def test_the_python_of_another_environment_is_looked_at_before_anything_is_measu
         (harness.whole(0), ["0", "3"], ["-1", "x"]),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(kind, good, bad) -> None:
+def test_numbers_that_make_no_sense_are_refused(kind, good, bad):
     assert [kind(text) for text in good] == [float(text) for text in good]
     for text in bad:
         with pytest.raises(argparse.ArgumentTypeError, match=f"given {text}"):

@@ -1,12 +1,9 @@
 """What benchmarks say of real runs, from their logs and metrics to ratios and targets, and of
 simulated clusters: the search for a split, what is compared with what."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +32,7 @@ def arguments(module, *given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
+def test_a_run_is_read_from_its_log(tmp_path):
     with stored(tmp_path) as store:
         store.record(5.0, [e.LearnerReady(0)])
         store.record(7.5, [e.InstanceJoined("rollout-0", 0, 8, 100)])
@@ -55,7 +52,7 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     assert schedules.phases_allow(schedules.read(tmp_path, 0.5)) == 0.75
 
 
-def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_time() -> None:
+def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_time():
     rewards = [0.3, 0.8, 0.86, 0.9]
     evaluations = [Evaluation(4.0 * i + 0.5, 2 * i, reward) for i, reward in enumerate(rewards)]
     published = [2.0 * step for step in range(1, 7)]
@@ -66,7 +63,7 @@ def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_
     assert schedules.reached(evaluations[:2], published, 0.85) == (False, 12.0, 6)
 
 
-def test_the_first_step_is_not_counted_and_errors_are_medians_of_rounds() -> None:
+def test_the_first_step_is_not_counted_and_errors_are_medians_of_rounds():
     rows = [
         {"time": 10.0, "step_time": 9.0, "idle/rollout": 1.0, "idle/learner": 1.0},
         {"time": 11.0, "step_time": 1.0, "idle/rollout": 0.0, "idle/learner": 0.5},

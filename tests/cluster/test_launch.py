@@ -1,8 +1,6 @@
 """Launch files: shells and Kubernetes accept their form, this command line their commands, and
 they ask for the GPUs that the recipe is planned for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -26,7 +24,7 @@ def text(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SHELLS)
-def test_a_shell_can_read_it(name: str) -> None:
+def test_a_shell_can_read_it(name):
     subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)
     assert "set -euo pipefail" in text(name)
 
@@ -50,7 +48,7 @@ def commands(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", [*SHELLS, "kuberay_rayjob.yaml"])
-def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_commands_are_commands(name, monkeypatch):
     seen: list[Any] = []
 
     def train(args: Any) -> int:
@@ -71,7 +69,7 @@ def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert ("resume" in seen) == (name == "slurm.sbatch")
 
 
-def test_the_image_has_the_versions_that_pyproject_allows() -> None:
+def test_the_image_has_the_versions_that_pyproject_allows():
     root = LAUNCH.parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -92,7 +90,7 @@ def test_the_image_has_the_versions_that_pyproject_allows() -> None:
     assert re.findall("^USER (.*)", dockerfile, re.MULTILINE)[-1] != "root"
 
 
-def test_slurm_gives_the_gpus_of_its_recipe() -> None:
+def test_slurm_gives_the_gpus_of_its_recipe():
     cluster = read_config("qwen3_8b_16x8").cluster
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text("slurm.sbatch"), re.MULTILINE))
     assert int(options["nodes"]) == cluster.nodes
@@ -103,7 +101,7 @@ def test_slurm_gives_the_gpus_of_its_recipe() -> None:
     )
 
 
-def test_kubernetes_gives_the_gpus_of_its_recipe() -> None:
+def test_kubernetes_gives_the_gpus_of_its_recipe():
     _, job = yaml.read(text("kuberay_rayjob.yaml"), "job")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]["rayClusterSpec"]

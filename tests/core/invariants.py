@@ -3,8 +3,6 @@
 Written from the laws and not from the code, so that a test that calls it after every step can see
 the code break them. Slow: it looks at everything."""
 
-from __future__ import annotations
-
 from rhymeflow.core.protocol.group import ON_INSTANCE, MemberState
 from rhymeflow.core.protocol.staleness import StalenessBuffers
 from rhymeflow.core.state import State

@@ -1,7 +1,5 @@
 """Predictions of lengths: bounds under any events, the means, what a history is worth."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from math import exp, log, sqrt

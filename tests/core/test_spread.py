@@ -1,7 +1,5 @@
 """Which groups teach nothing: rewards that do not differ, as a sum or each by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from rhymeflow.core.spread import is_flat, normalized_sum
@@ -23,7 +21,7 @@ ROUNDED = [0.1 + 0.2, 0.3, 0.2 + 0.1]
         ([-1.0, 1.0], False),
     ],
 )
-def test_equal_but_for_rounding(values: list[float], flat: bool) -> None:
+def test_equal_but_for_rounding(values, flat):
     assert is_flat(values) is flat
 
 
@@ -40,14 +38,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rewards", "weights", "teaches"), CASES)
-def test_each_by_itself(rewards: tuple, weights: tuple[float, ...], teaches: bool) -> None:
+def test_each_by_itself(rewards, weights, teaches):
     components = [dict(zip("abc", each, strict=False)) for each in zip(*rewards, strict=True)]
     found = normalized_sum(components, dict(zip("abc", weights, strict=False)))
     assert any(found) is teaches
     assert sum(found) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_one_that_does_not_apply_is_not_compared() -> None:
+def test_one_that_does_not_apply_is_not_compared():
     found = normalized_sum([{"a": 1.0}, {"a": 3.0}, {}], {"a": 2.0})
     assert found[:2] == [pytest.approx(-(2**0.5), abs=1e-3), pytest.approx(2**0.5, abs=1e-3)]
     assert found[2] == 0.0

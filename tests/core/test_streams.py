@@ -3,8 +3,6 @@
 The streams are of real, fake and simulated runs. Lengths are predicted as they
 were then, so that a change of the predictor is no difference."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -128,14 +126,12 @@ def differences(stream: Stream) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.name.partition(".")[0])
-def test_the_events_of_recorded_runs_give_their_commands(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_events_of_recorded_runs_give_their_commands(path, monkeypatch):
     monkeypatch.setattr(outliers, "OUTLIER_RATIO", outliers.OUTLIER_RATIO)  # as recorded, then back
     assert next(differences(Stream(path)), None) is None
 
 
-def test_the_streams_have_every_rule_event_and_command() -> None:
+def test_the_streams_have_every_rule_event_and_command():
     rules, kinds = set[str](), set[str]()
     for path in STREAMS:
         for line in Stream(path).lines:
@@ -149,7 +145,7 @@ def test_the_streams_have_every_rule_event_and_command() -> None:
     assert kinds == {*Stream(STREAMS[0]).head["events"], *Stream(STREAMS[0]).head["commands"]}
 
 
-def test_a_stream_names_all_fields_there_were() -> None:
+def test_a_stream_names_all_fields_there_were():
     head = Stream(STREAMS[0]).head
     for table, module in (("events", events), ("commands", commands)):
         for kind, fields in head[table].items():

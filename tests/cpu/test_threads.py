@@ -6,7 +6,7 @@ from rhymeflow.cpu import threads
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_every_part_is_done_and_what_it_raises_is_raised(num_threads: int):
+def test_every_part_is_done_and_what_it_raises_is_raised(num_threads):
     done, names = [], set()
 
     def work(part: int) -> None:

@@ -1,7 +1,5 @@
 """Dashboards over small runs, asked over HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading
@@ -63,7 +61,7 @@ class Client:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     """See `make_run`: 4 steps of two groups of two, then an aborted group and one that is open."""
     (tmp_path / "a-run").mkdir()
     return make_run(tmp_path / "a-run")
@@ -89,6 +87,6 @@ def load_characters(model: ModelConfig) -> Texts:
 
 
 @pytest.fixture
-def client(run_dir: Path) -> Iterator[Client]:
+def client(run_dir):
     with serving([Run(run_dir, "a-run")]) as found:
         yield found

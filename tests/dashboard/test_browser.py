@@ -1,19 +1,16 @@
 """The pages, in a real browser: every view of a finished run and of one that goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from rhymeflow.config.load import read_config
 from rhymeflow.core.events import InstanceJoined, LearnerReady, RewardFailed
@@ -41,7 +38,7 @@ WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium():
     """A real browser without a window. Where there is none, tests that need it are skipped; with
     `RHYMEFLOW_BROWSER=required`, as in CI, they fail instead."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
@@ -172,7 +169,7 @@ def hostile(run_dir: Path, model_dir: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory):
     """Over four runs: two simulated ones, a conversation with turns, and a hostile policy's."""
     folder = tmp_path_factory.mktemp("runs")
     fields = {**FIELDS, "learner.max_steps": "8"}
@@ -187,7 +184,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def seen(chromium, address: str, request) -> Iterator[Seen]:
+def seen(chromium, address, request):
     """A new visitor's page; nothing may go wrong in it."""
     size = getattr(request, "param", WIDE)
     context = chromium.new_context(viewport=size, permissions=["clipboard-read", "clipboard-write"])
@@ -211,7 +208,7 @@ def rows(page: Page, count: int) -> None:
 # -- a finished run --------------------------------------------------------------------------------
 
 
-def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
+def test_from_a_curve_to_a_response(seen, address):
     page = seen.page
     assert page.url == f"{address}#/one/run", "the printed address, without its token"
     assert page.title() == "one · Run · Rhymeflow"
@@ -250,7 +247,7 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     page.wait_for_selector("text=Its tokens are not stored")
 
 
-def test_time(seen: Seen, address: str) -> None:
+def test_time(seen, address):
     page = seen.page
     seen.open(f"{address}#/one/time")
     text = page.locator("main").inner_text()
@@ -279,7 +276,7 @@ def test_time(seen: Seen, address: str) -> None:
     assert page.locator("code", has_text="--schedule.max_staleness 3").count() >= 1
 
 
-def test_groups_are_chosen_and_sorted(seen: Seen, address: str) -> None:
+def test_groups_are_chosen_and_sorted(seen, address):
     page = seen.page
     seen.open(f"{address}#/talk/groups")
     assert page.locator("main h1").inner_text() == "Groups of step 4", "the newest"
@@ -294,7 +291,7 @@ def test_groups_are_chosen_and_sorted(seen: Seen, address: str) -> None:
     rows(page, 1)
 
 
-def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
+def test_a_response_with_turns_token_by_token(seen, address):
     page = seen.page
     seen.open(f"{address}#/talk/trajectory/0/0")
     tokens = page.locator(".tokens .token")
@@ -333,7 +330,7 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
     seen.at("**/trajectory/0/1**")
 
 
-def test_the_log(seen: Seen, address: str) -> None:
+def test_the_log(seen, address):
     page = seen.page
     seen.open(f"{address}#/one/log")
     kinds = page.locator("tbody td:nth-child(4)").all_inner_texts()
@@ -357,7 +354,7 @@ def test_the_log(seen: Seen, address: str) -> None:
     assert "kind = 'Train'" in copied(seen)
 
 
-def test_runs_side_by_side(seen: Seen, address: str) -> None:
+def test_runs_side_by_side(seen, address):
     page = seen.page
     seen.open(f"{address}#/one/run")
     page.get_by_role("button", name="two").click()
@@ -375,7 +372,7 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     assert "with=two" in page.url
 
 
-def test_keys_and_help(seen: Seen, address: str) -> None:
+def test_keys_and_help(seen, address):
     page = seen.page
     for view in ("time", "groups", "log", "run", "setup", "drafts"):
         page.keyboard.press("g")
@@ -390,7 +387,7 @@ def test_keys_and_help(seen: Seen, address: str) -> None:
     assert not page.locator("dialog").is_visible()
 
 
-def test_what_a_policy_writes_is_only_text(seen: Seen, address: str) -> None:
+def test_what_a_policy_writes_is_only_text(seen, address):
     """Any script that ran would open a dialog."""
     for view in (*VIEWS, "group/0", "trajectory/0/0"):
         seen.open(f"{address}#/hostile/{view}")
@@ -400,7 +397,7 @@ def test_what_a_policy_writes_is_only_text(seen: Seen, address: str) -> None:
     assert seen.page.locator("main img, main script").count() == 0
 
 
-def test_what_is_wrong_is_said(seen: Seen, address: str) -> None:
+def test_what_is_wrong_is_said(seen, address):
     seen.open(f"{address}#/one/group/999")
     assert "has no group 999" in seen.page.locator(".problem").inner_text()
     seen.problems.clear()  # the browser tells of the answer with status 400, as it should
@@ -409,7 +406,7 @@ def test_what_is_wrong_is_said(seen: Seen, address: str) -> None:
 
 
 @pytest.mark.parametrize("seen", [PHONE], indirect=True)
-def test_nothing_is_wider_than_a_phone(seen: Seen, address: str) -> None:
+def test_nothing_is_wider_than_a_phone(seen, address):
     views = *VIEWS, "group/0", "trajectory/0/0", "log?worker=attempt-1%2Frollout-0"
     for run, view in [("one", each) for each in VIEWS] + [("talk", each) for each in views]:
         seen.open(f"{address}#/{run}/{view}")
@@ -417,7 +414,7 @@ def test_nothing_is_wider_than_a_phone(seen: Seen, address: str) -> None:
         assert width <= PHONE["width"], (run, view)
 
 
-def test_the_first_screen_says_how_it_is(seen: Seen, address: str) -> None:
+def test_the_first_screen_says_how_it_is(seen, address):
     """A run whose rewards are all 0, that something ended."""
     seen.open(f"{address}#/talk/run")
     page = seen.page
@@ -458,7 +455,7 @@ ROWS = """canvas => {
 """The first and the last row of a chart's pixels that have the blue of its curve; all rows."""
 
 
-def test_any_metric_is_charted_by_choice(seen: Seen, address: str) -> None:
+def test_any_metric_is_charted_by_choice(seen, address):
     page = seen.page
     seen.open(f"{address}#/talk/run")
     assert "rewards/right/std" not in page.locator(".chart h3").all_inner_texts()
@@ -480,7 +477,7 @@ def test_any_metric_is_charted_by_choice(seen: Seen, address: str) -> None:
     assert "others" in page.locator(".section h2").all_inner_texts()
 
 
-def test_an_axis_of_values_may_be_logarithmic(seen: Seen, address: str) -> None:
+def test_an_axis_of_values_may_be_logarithmic(seen, address):
     """Also of a curve that is 0 throughout, as the rewards are."""
     page = seen.page
     seen.open(f"{address}#/one/run")
@@ -494,7 +491,7 @@ def test_an_axis_of_values_may_be_logarithmic(seen: Seen, address: str) -> None:
     assert page.locator(".chart canvas").count() > 3
 
 
-def test_dark_and_light_follow_the_system_or_the_button(seen: Seen, address: str) -> None:
+def test_dark_and_light_follow_the_system_or_the_button(seen, address):
     page = seen.page
     seen.open(f"{address}#/one/run")
 
@@ -519,7 +516,7 @@ def test_dark_and_light_follow_the_system_or_the_button(seen: Seen, address: str
     assert looks()[0] == dark[0], "it is remembered"
 
 
-def test_what_went_wrong_comes_first_in_the_log(seen: Seen, address: str) -> None:
+def test_what_went_wrong_comes_first_in_the_log(seen, address):
     page = seen.page
     seen.open(f"{address}#/talk/log")
     wrong = page.locator(".card").first.inner_text()
@@ -537,7 +534,7 @@ def test_what_went_wrong_comes_first_in_the_log(seen: Seen, address: str) -> Non
 # -- a run that goes on ----------------------------------------------------------------------------
 
 
-def test_a_live_run_is_followed_in_every_view(chromium, tmp_path: Path) -> None:
+def test_a_live_run_is_followed_in_every_view(chromium, tmp_path):
     """`train --dashboard`: the pages are there while it trains, follow it, and end with it."""
     config = tiny_config(
         tmp_path, learner={"max_steps": 10_000}, run={"report_to": [], "eval_steps": 0}

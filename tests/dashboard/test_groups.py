@@ -1,8 +1,5 @@
 """Sums that are kept are those that are made anew; groups are listed as by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +29,7 @@ def sums(run: Run) -> list[list[tuple[Any, ...]]]:
 @pytest.mark.parametrize("part", [1, 3, 2_000])
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 4)), max_size=16))
-def test_they_follow_what_a_run_does(
-    tmp_path_factory: pytest.TempPathFactory, part: int, changes: list[tuple[int, int, int]]
-) -> None:
+def test_they_follow_what_a_run_does(tmp_path_factory, part, changes):
     run = Run(make_run(tmp_path_factory.mktemp("run")), "a")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "GROUPS_AT_ONCE", part)
@@ -70,7 +65,7 @@ def test_they_follow_what_a_run_does(
         store.close()
 
 
-def test_another_run_in_the_same_place(tmp_path: Path) -> None:
+def test_another_run_in_the_same_place(tmp_path):
     run = Run(make_run(tmp_path), "a")
     sums(run)
     run.store.unlink()
@@ -78,7 +73,7 @@ def test_another_run_in_the_same_place(tmp_path: Path) -> None:
     sums(run)
 
 
-def test_the_store_is_left_as_it_is(tmp_path: Path) -> None:
+def test_the_store_is_left_as_it_is(tmp_path):
     run = Run(make_run(tmp_path), "a")
     before = run.store.read_bytes()
     sums(run)
@@ -95,7 +90,7 @@ LETTERS = st.text(st.sampled_from("aAbBéÉ%_\\\"' ßİx"), max_size=8)
 
 
 @pytest.fixture(scope="module")
-def listed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def listed_run(tmp_path_factory):
     """60 groups of 7 prompts, with rewards and lengths that are often equal, or not there."""
     run_dir = tmp_path_factory.mktemp("run")
     with stored(run_dir) as store:
@@ -115,7 +110,7 @@ def listed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def known(listed_run: Run) -> list[dict[str, Any]]:
+def known(listed_run):
     with listed_run.reader() as reader:
         return [query.group(reader, number) for number in range(60)]
 
@@ -156,9 +151,9 @@ def figure(group: dict[str, Any], order: str) -> float | None:
     st.integers(0, 70),
 )
 def test_groups_are_listed_as_by_hand(
-    listed_run: Run, known: list[dict[str, Any]], step: int | None, row: int | None,
-    filters: tuple[str, ...], text: str, sort: str, descending: bool, offset: int,
-) -> None:  # fmt: skip
+    listed_run, known, step, row,
+    filters, text, sort, descending, offset,
+):  # fmt: skip
     asked = GroupQuery(step, row, filters, text, sort=sort, descending=descending, offset=offset)
     found = groups.listed(listed_run, asked)
     lower = str.maketrans({chr(i): chr(i + 32) for i in range(65, 91)})  # as LIKE: ASCII alone

@@ -1,7 +1,5 @@
 """The log, chosen by what people ask for: the same as by hand, and as by the SQL that is shown."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing
@@ -101,13 +99,7 @@ def fits(asked: LogQuery, time: float, kind: str, body: str) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(LOGS, LOGS, st.lists(QUESTIONS, min_size=1, max_size=6), st.integers(1, 5))
-def test_the_same_as_by_hand_and_by_sql(
-    tmp_path_factory: pytest.TempPathFactory,
-    lines: Any,
-    more: Any,
-    questions: list[LogQuery],
-    size: int,
-) -> None:
+def test_the_same_as_by_hand_and_by_sql(tmp_path_factory, lines, more, questions, size):
     run_dir, run = tmp_path_factory.mktemp("run"), None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "PAGE", size)
@@ -129,7 +121,7 @@ def test_the_same_as_by_hand_and_by_sql(
                 assert paged(run, asked) == shown, asked
 
 
-def test_no_answer_looks_at_many_lines(tmp_path: Path, monkeypatch: Any) -> None:
+def test_no_answer_looks_at_many_lines(tmp_path, monkeypatch):
     """What is rare among much is found page by page, and no page goes through all."""
     monkeypatch.setattr(log, "LOOKED_AT", 10)
     lines: Any = [(TrajectoryRewarded(TrajectoryId(i, 0), 0.5), [Drop(i, "aborted", "x")])

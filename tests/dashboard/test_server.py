@@ -1,14 +1,11 @@
 """Who is answered, and what: over HTTP, with hostile questions too."""
 
-from __future__ import annotations
-
 import json
 import random
 import shlex
 import shutil
 import socket
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +30,7 @@ from tests.store.stores import answered, group, segment
 # -- who may ask -----------------------------------------------------------------------------------
 
 
-def test_nothing_without_the_token(client: Client) -> None:
+def test_nothing_without_the_token(client):
     for path in ("/", "/api/runs", "/static/app.js", "/api/runs/a-run/groups"):
         for cookie in ("", f"{COOKIE}=another", f"{COOKIE}={TOKEN[:-1]}", "other=1"):
             status, headers, body = client.raw(path, cookie=cookie)
@@ -48,7 +45,7 @@ def test_nothing_without_the_token(client: Client) -> None:
     assert client.raw("/?token=another", cookie="")[0] == 403
 
 
-def test_pages_of_others_are_refused(client: Client) -> None:
+def test_pages_of_others_are_refused(client):
     for status, name, values in (
         (421, "host", ("evil.example", "evil.example:8750")),
         (200, "host", ("localhost:8750", "127.0.0.1", "[::1]:8750")),
@@ -59,7 +56,7 @@ def test_pages_of_others_are_refused(client: Client) -> None:
             assert client.raw("/api/runs", **{name: value})[0] == status, value
 
 
-def test_nothing_can_be_changed_and_files_have_no_way_out(client: Client) -> None:
+def test_nothing_can_be_changed_and_files_have_no_way_out(client):
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert client.raw("/api/runs", method)[0] == 405
     for path in (
@@ -69,7 +66,7 @@ def test_nothing_can_be_changed_and_files_have_no_way_out(client: Client) -> Non
         assert client.raw(f"/static/{path}")[0] == 404, path
 
 
-def test_pages_load_nothing_from_elsewhere() -> None:
+def test_pages_load_nothing_from_elsewhere():
     for path in STATIC.rglob("*"):
         if path.is_file() and path.parent.name != "vendor":
             text = path.read_text()
@@ -82,7 +79,7 @@ def test_pages_load_nothing_from_elsewhere() -> None:
 # -- what is answered ------------------------------------------------------------------------------
 
 
-def test_a_run(client: Client, run_dir: Path) -> None:
+def test_a_run(client, run_dir):
     assert client.ask("runs") == [{"name": "a-run", "directory": str(run_dir)}]
     found = client.ask("runs/a-run")
     assert (found["steps"], found["groups"]) == (4, 10)
@@ -113,7 +110,7 @@ def test_a_run(client: Client, run_dir: Path) -> None:
         ({"text": "IS 4"}, [4]),
     ],
 )  # fmt: skip
-def test_groups(client: Client, asked: dict[str, object], found: list[int]) -> None:
+def test_groups(client, asked, found):
     answer = client.ask("runs/a-run/groups", **asked)
     assert [each["group"] for each in answer["groups"]] == found
     assert answer["components"] == ["exact", "short"]
@@ -126,7 +123,7 @@ NEVER_EMPTY = {
 }  # fmt: skip
 
 
-def test_every_kind_of_question_that_is_timed_is_answered(tmp_path: Path) -> None:
+def test_every_kind_of_question_that_is_timed_is_answered(tmp_path):
     size = Size(num_responses=1_600, tokens=20, rows=100, instances=3)
     build_log(tmp_path, size, {"rollout.num_generations": "4", "learner.groups_per_batch": "8"})
     with serving([Run(tmp_path, "large")]) as client:
@@ -143,7 +140,7 @@ def test_every_kind_of_question_that_is_timed_is_answered(tmp_path: Path) -> Non
                     assert answer["groups" if kind.startswith("groups") else "rows"], kind
 
 
-def test_what_is_left_is_at_the_pace_of_steps(client: Client, run_dir: Path) -> None:
+def test_what_is_left_is_at_the_pace_of_steps(client, run_dir):
     """Loading is no step, and a batch that is being trained on has not been done."""
     with stored(begun(run_dir, learner={"max_steps": 7})) as store:
         store.record(100.0, [VersionPublished(4)])
@@ -152,7 +149,7 @@ def test_what_is_left_is_at_the_pace_of_steps(client: Client, run_dir: Path) -> 
     assert (found["steps"], found["max_steps"], found["left"]) == (4, 7, 30.0)
 
 
-def test_figures_are_of_the_first_and_the_last_eight_steps(client: Client, run_dir: Path) -> None:
+def test_figures_are_of_the_first_and_the_last_eight_steps(client, run_dir):
     with (run_dir / "metrics.jsonl").open("a") as file:
         for step in range(5, 13):
             file.write(json.dumps({"step": step, "time": step, "step_time": float(step)}) + "\n")
@@ -161,7 +158,7 @@ def test_figures_are_of_the_first_and_the_last_eight_steps(client: Client, run_d
     assert [row[0] for row in found["first"]][4:] == [5, 6, 7, 8]
 
 
-def test_drafts_by_the_position_of_tokens(tmp_path: Path) -> None:
+def test_drafts_by_the_position_of_tokens(tmp_path):
     """20 tokens in one stretch; of those with details the drafted ones are known."""
     with stored(tmp_path) as store:
         for number, accepted in ((1, None), (2, bytes([0] * 15 + [1] * 4 + [0]))):
@@ -178,7 +175,7 @@ def test_drafts_by_the_position_of_tokens(tmp_path: Path) -> None:
     assert first["acceptance_rate"] == pytest.approx((32 - 27.8) / (27.8 * 8 / 16))
 
 
-def test_a_prompt_that_drafted_is_that_of_training(tmp_path: Path) -> None:
+def test_a_prompt_that_drafted_is_that_of_training(tmp_path):
     """Rows count from 0 in each source, so a suite may have the same."""
     begun(tmp_path)
     with stored(tmp_path) as store:
@@ -214,13 +211,11 @@ def test_a_prompt_that_drafted_is_that_of_training(tmp_path: Path) -> None:
         ("differences", {"run": ["a-run", "three"]}, "no run 'three'"),
     ],
 )  # fmt: skip
-def test_what_is_not_asked_well(
-    client: Client, path: str, query: dict[str, object], said: str
-) -> None:
+def test_what_is_not_asked_well(client, path, query, said):
     assert said in client.problem(path, **query)
 
 
-def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) -> None:
+def test_a_store_that_cannot_be_read_is_one_line(client, run_dir):
     store = run_dir / "events.db"
     content, half = store.read_bytes(), store.stat().st_size // 2
     store.write_bytes(content[:4096] + b"\x55" * (half - 4096) + content[half:])
@@ -233,7 +228,7 @@ def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) 
 # -- what a run is made of -------------------------------------------------------------------------
 
 
-def test_files_are_those_that_the_configuration_names(tmp_path: Path) -> None:
+def test_files_are_those_that_the_configuration_names(tmp_path):
     (tmp_path / "mine.py").write_text("import os\n\ndef good(completions):\n    return 1\n")
     (tmp_path / "rows.csv").write_text("prompt\n" + "a\n" * about.MOST)
     fields = {"data.source": "rows.csv", "reward.functions": ["mine.py:good", "no.such.one"]}
@@ -262,7 +257,7 @@ def test_files_are_those_that_the_configuration_names(tmp_path: Path) -> None:
 # -- names, addresses ------------------------------------------------------------------------------
 
 
-def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
+def test_runs_have_names_that_tell_them_apart(tmp_path):
     for place in ("x/run", "y/run", "y/other"):
         (tmp_path / place).mkdir(parents=True)
         make_run(tmp_path / place, num_steps=1)
@@ -276,7 +271,7 @@ def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
     assert "has no run; name a run directory" in refusal(newest, tmp_path / "x")
 
 
-def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
+def test_the_next_port_is_taken_if_none_was_asked_for():
     with listening("127.0.0.1", None) as first, listening("127.0.0.1", None) as second:
         taken = first.getsockname()[1]
         assert second.getsockname()[1] > taken
@@ -287,9 +282,7 @@ def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("error", [None, UserError("no such column")])
-def test_beside_a_run_in_a_terminal_it_stays(
-    run_dir: Path, monkeypatch, capsys, error: UserError | None
-) -> None:
+def test_beside_a_run_in_a_terminal_it_stays(run_dir, monkeypatch, capsys, error):
     """Until Ctrl-C, and says how the run ended; without a terminal it ends with the run."""
     asked = []
 
@@ -308,7 +301,7 @@ def test_beside_a_run_in_a_terminal_it_stays(
     assert asked == [403], "its token is another"
 
 
-def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
+def test_points_are_means_where_there_are_many(tmp_path):
     run = Run(make_run(tmp_path), "a")
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(2 * views.POINTS):
@@ -325,7 +318,7 @@ def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
 # -- curves beside each other ----------------------------------------------------------------------
 
 
-def test_held_out_rewards_have_the_interval_of_their_mean(client: Client, run_dir: Path) -> None:
+def test_held_out_rewards_have_the_interval_of_their_mean(client, run_dir):
     """Over prompts: the mean of a prompt's answers is one number."""
     with stored(run_dir) as store:
         for version, rewards in ((0, ((0.0, 1.0), (0.0, 0.0))), (4, ((1.0, 1.0), (0.0, 1.0)))):
@@ -349,7 +342,7 @@ def test_held_out_rewards_have_the_interval_of_their_mean(client: Client, run_di
         ("batch", [0.3333, -0.3333, 0.0]),  # the deviation of 1, 0, 3, 3 is 1.5
     ],
 )
-def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected) -> None:
+def test_the_advantage_is_that_of_its_batch(tmp_path, scale, expected):
     """Two groups of a batch: rewards 1 and 0, and 3 and 3; the third response is of the second."""
     fields = {"learner.scale_rewards": scale}
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields)
@@ -372,7 +365,7 @@ def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected
     assert shown[4] is None
 
 
-def test_the_line_that_asks_the_same_again(tmp_path: Path) -> None:
+def test_the_line_that_asks_the_same_again(tmp_path):
     fields = {"data.system_prompt": "be brief", "data.chat_template": True}
     made = MadeRun(tmp_path / "a run", model(tmp_path / "model"), **fields)
 

@@ -1,11 +1,8 @@
 """Spans of the log, shares of parts, and what limits a run: against slow direct counting."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -110,13 +107,13 @@ def folded(lines: Iterable[tuple[float, str, Body]]) -> Fold:
     return fold
 
 
-def test_what_went_on_when() -> None:
+def test_what_went_on_when():
     fold = folded(LOG)
     assert spans_in(fold.lanes) == SPANS
     assert spans_in(fold.within(0, 99)) - SPANS == {Span(f"{A}.1", "there", 14, 19, 1)}
 
 
-def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
+def test_an_instance_waits_only_while_it_has_nothing_else():
     fold = folded(
         [
             line(0, "InstanceJoined", instance=A, version=0),
@@ -143,7 +140,7 @@ def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
     assert set(fold.within(13, 13)) == {(A, "there"), (ENVIRONMENTS, "answering")}
 
 
-def test_how_long_an_instance_prefilled_is_known_between_two_reports() -> None:
+def test_how_long_an_instance_prefilled_is_known_between_two_reports():
     fold = folded(
         [
             line(1, "InstanceJoined", instance=A, version=0),
@@ -186,7 +183,7 @@ def covered(spans: list[Span], start: float, end: float) -> float:
     st.integers(1, 60),
     st.integers(1, 9),
 )
-def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, parts: int) -> None:
+def test_shares_of_parts(drawn, start, width, parts):
     spans = spans_of(drawn, A, "pull")
     edges = np.linspace(start, start + width, parts + 1)
     expected = [covered(spans, low, high) / (high - low) for low, high in itertools.pairwise(edges)]
@@ -199,7 +196,7 @@ def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, p
         assert time_view.shares(part, edges) == pytest.approx(expected)
 
 
-def test_a_lane_of_many_spans_is_given_by_shares() -> None:
+def test_a_lane_of_many_spans_is_given_by_shares():
     spans = [Span(A, "pull", i, i + 0.5, i) for i in range(time_view.PARTS + 1)]
     spans += [Span(f"rollout-{n}", "pull", 0, 1, 1) for n in (10, 2)]
     found = time_view.lanes(
@@ -215,9 +212,7 @@ def test_a_lane_of_many_spans_is_given_by_shares() -> None:
     st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6), st.lists(SPAN, max_size=6),
     st.lists(SPAN, max_size=6), st.integers(0, 30), st.integers(1, 60),
 )  # fmt: skip
-def test_what_limits_a_run(
-    training: Any, first: Any, second: Any, waiting: Any, start: int, width: int
-) -> None:
+def test_what_limits_a_run(training, first, second, waiting, start, width):
     """Second by second; spans begin and end on whole ones."""
     spans = [
         *spans_of(training, LEARNER, "training"),
@@ -247,7 +242,7 @@ def test_what_limits_a_run(
     assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})
 
 
-def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
+def test_what_limits_a_run_is_what_the_terminal_says(tmp_path):
     """Three steps of ten seconds: the learner computes in pieces of one second, eight of them, and
     the instance generates for the first five."""
     begun(tmp_path, schedule={"name": "one_step"})
@@ -289,7 +284,7 @@ SELECT g.ending_version,
 FROM groups g WHERE ending = 'consumed' ORDER BY 1, 2, 3"""
 
 
-def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_batches_filled(tmp_path, monkeypatch):
     """The log is read in many small parts, of which each answer reads one more."""
     monkeypatch.setattr(time_view, "EVENTS_AT_ONCE", 7)
     monkeypatch.setattr(time_view, "READING_SECONDS", 0.0)

@@ -1,7 +1,5 @@
 """From prompts to tokens, with a character tokenizer whose text can be read back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -94,7 +92,7 @@ CALLED = [USER, {"role": "assistant", "content": "so", "tool_calls": CALL}, USER
          "^[user]^[user]hi;[assistant];[assistant]"),
     ],
 )  # fmt: skip
-def test_what_a_prompt_becomes(tok: Any, prompt: Any, fields: Any, expected: str) -> None:
+def test_what_a_prompt_becomes(tok, prompt, fields, expected):
     assert text(tok, prompt, **fields) == expected
 
 
@@ -136,11 +134,11 @@ REFUSES = "the chat template refuses the prompt: "
          f"a.jsonl:4: {REFUSES}it leaves out the assistant's"),
     ],
 )  # fmt: skip
-def test_what_is_refused_and_how(tok: Any, prompt: Any, fields: Any, says: str) -> None:
+def test_what_is_refused_and_how(tok, prompt, fields, says):
     assert refusal(text, tok, prompt, **fields).startswith(says)
 
 
-def test_the_configuration_is_looked_at() -> None:
+def test_the_configuration_is_looked_at():
     assert 'data.assistant_prefix: "[assistant]"' in refusal(text, BEGINS_NO_TURN, "hi")
     with pytest.raises(ValidationError, match="the last message should be the assistant's"):
         DataConfig(few_shot=SHOWN[:1])
@@ -148,7 +146,7 @@ def test_the_configuration_is_looked_at() -> None:
         DataConfig(chat_template_kwargs={"tokenize": True})
 
 
-def test_tools_are_told_to_the_chat_template_or_refused() -> None:
+def test_tools_are_told_to_the_chat_template_or_refused():
     tells = tokenizer("{% for t in tools or [] %}<{{ t.name }}>{% endfor %}" + TEMPLATE)
 
     def told(tools: Any, tok: Any = tells, prompt: str = "hi", **fields: Any) -> str:
@@ -165,7 +163,7 @@ def test_tools_are_told_to_the_chat_template_or_refused() -> None:
     told(add, CHAT, "1+1?", system_prompt="you may call add")
 
 
-def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
+def test_what_an_environment_opens_with_is_put_after_the_user():
     assert opened("hi", " you") == "hi you"
     assert opened([SYSTEM, USER, BEGUN], " you") == [SYSTEM, {**USER, "content": "hi you"}, BEGUN]
     assert USER["content"] == "hi"
@@ -173,7 +171,7 @@ def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
     assert "no message of the user" in refusal(opened, [SYSTEM], "so")
 
 
-def test_a_prompt_begins_once_and_does_not_end() -> None:
+def test_a_prompt_begins_once_and_does_not_end():
     around = tokenizer(None)
     around.backend_tokenizer.post_processor = processors.TemplateProcessing(
         "^ $A ]", special_tokens=[(each, around.convert_tokens_to_ids(each)) for each in "^]"]
@@ -184,7 +182,7 @@ def test_a_prompt_begins_once_and_does_not_end() -> None:
     assert text(around, "hi") == "^[user]hi;[assistant]"
 
 
-def test_what_the_tokenizer_cannot_write_is_refused() -> None:
+def test_what_the_tokenizer_cannot_write_is_refused():
     letters = {each: n for n, each in enumerate("abc ")}
     loses, fails = (
         Tokenizer(each) for each in (models.BPE(letters, []), models.WordLevel(letters))
@@ -197,7 +195,7 @@ def test_what_the_tokenizer_cannot_write_is_refused() -> None:
     assert "a.jsonl:4: the model's tokenizer cannot write it: " in refusal(text, fails, "abécd")
 
 
-def test_what_a_policy_was_given_is_told_in_messages_or_text() -> None:
+def test_what_a_policy_was_given_is_told_in_messages_or_text():
     user, so = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": " so"}
 
     def seen(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> Any:

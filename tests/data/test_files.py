@@ -1,7 +1,5 @@
 """Prompts from files of every format: what is read, held out, and said of bad files."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -52,7 +50,7 @@ def texts(prompts: list[Prompt]) -> list[Any]:
     return [each.prompt for each in prompts]
 
 
-def test_what_is_trained_on_and_held_out(tmp_path: Path) -> None:
+def test_what_is_trained_on_and_held_out(tmp_path):
     """The first rows and the last, with their places; empty lines are none."""
     path = tmp_path / "a.jsonl"
     path.write_text("\n\n".join(map(json.dumps, ROWS)))
@@ -65,7 +63,7 @@ def test_what_is_trained_on_and_held_out(tmp_path: Path) -> None:
     assert train[0].columns == {"prompt": "0 + 1 =", "level": 0}
 
 
-def test_verl_rows_give_ground_truth_as_a_column(tmp_path: Path) -> None:
+def test_verl_rows_give_ground_truth_as_a_column(tmp_path):
     columns = {
         "data_source": "gsm8k",
         "ability": "math",
@@ -106,7 +104,7 @@ def test_verl_rows_give_ground_truth_as_a_column(tmp_path: Path) -> None:
         ("[" * 100_000, "JSON"),
     ],
 )
-def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_named(line, said, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a"}\n\n' + line)
     message = refused(str(path))
@@ -121,12 +119,12 @@ def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
         ([{"made": {"of": None}}, {"made": {"of": b"x"}}], "row 1: column 'made': holds bytes"),
     ],
 )
-def test_what_rewards_cannot_be_given_is_named_in_parquet(rows, said, tmp_path: Path) -> None:
+def test_what_rewards_cannot_be_given_is_named_in_parquet(rows, said, tmp_path):
     source = parquet(tmp_path / "a.parquet", [{"prompt": "a"} | row for row in rows])
     assert refused(source).startswith(f"{source} {said}")
 
 
-def test_directories_and_names_are_told_with_the_way_out(tmp_path: Path) -> None:
+def test_directories_and_names_are_told_with_the_way_out(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/train.jsonl").write_text("{}")
     DatasetDict(test=Dataset.from_list(ROWS)).save_to_disk(tmp_path / "splits")
@@ -153,15 +151,13 @@ def test_directories_and_names_are_told_with_the_way_out(tmp_path: Path) -> None
         ({"options": {"min_terms": 2}}, "data.options: min_terms given"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(
-    fields: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_that_do_not_fit_are_refused(fields, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(Path("b.jsonl"), ROWS[:2])
     assert refused(jsonl(Path("a.jsonl"), ROWS), **fields).startswith(said)
 
 
-def test_how_many_are_held_out_if_nobody_says(tmp_path: Path) -> None:
+def test_how_many_are_held_out_if_nobody_says(tmp_path):
     def sizes(count: int, **fields: Any) -> tuple[int, ...]:
         source = jsonl(tmp_path / "a.jsonl", [{"prompt": str(n)} for n in range(count)])
         return tuple(map(len, load(source, eval_size=None, **fields)))
@@ -172,7 +168,7 @@ def test_how_many_are_held_out_if_nobody_says(tmp_path: Path) -> None:
     assert "has 1 row; 0 holds out none" in refusal(sizes, 1)
 
 
-def test_an_absent_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     message = refused("reasoning_gym:chain_sum", size=1)
     assert "needs the package reasoning_gym: pip install -e '" in message
@@ -204,7 +200,7 @@ KINDS: dict[str, Callable[[], str]] = {
 }
 
 
-def test_parquet_and_saved_datasets_give_the_same_rows(tmp_path: Path) -> None:
+def test_parquet_and_saved_datasets_give_the_same_rows(tmp_path):
     dataset = Dataset.from_list(TEXTS)
     parquet(tmp_path / "a.parquet", TEXTS)
     dataset.save_to_disk(tmp_path / "a")
@@ -231,9 +227,7 @@ PACKERS = {
 @pytest.mark.parametrize("packing", PACKERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
-def test_every_text_format_gives_the_same_rows(
-    kind: str, packing: str, mark: str, tmp_path: Path
-) -> None:
+def test_every_text_format_gives_the_same_rows(kind, packing, mark, tmp_path):
     path = tmp_path / f"rows{kind}{packing}"
     path.write_bytes(PACKERS[packing]((mark + KINDS[kind]()).encode()))
     rows = read_rows(path, "data.source")
@@ -244,9 +238,7 @@ CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0["
 
 
 @given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=6), st.sampled_from(",\t"))
-def test_a_table_reads_back_and_knows_its_lines(
-    cells: list[tuple[str, str]], delimiter: str
-) -> None:
+def test_a_table_reads_back_and_knows_its_lines(cells, delimiter):
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL)
     writer.writerow(["a", "b"])
@@ -290,13 +282,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("name", "contents", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_bad_file_is_one_line(name: str, contents: bytes, said: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_one_line(name, contents, said, tmp_path):
     (tmp_path / name).write_bytes(contents)
     message = refusal(read_rows, tmp_path / name, "data.source")
     assert said in message
     assert str(tmp_path / name) in message
 
 
-def test_a_long_cell_is_read() -> None:
+def test_a_long_cell_is_read():
     (row,) = table(b"prompt\n" + b"x" * 200_000, Path("a.csv"), ",")
     assert len(row.values["prompt"]) == 200_000

@@ -1,7 +1,5 @@
 """Problems that are made: reasoning-gym, recipes, and what is held out."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -36,7 +34,7 @@ def refused(source: str, **fields: Any) -> str:
     return refusal(load, source, **fields)
 
 
-def test_reasoning_gym_items() -> None:
+def test_reasoning_gym_items():
     train, held_out = load(GYM, size=20, eval_size=10, options={"min_terms": 2, "max_terms": 3})
     assert (len(train), len(held_out)) == (20, 10)
     assert [prompt.row for prompt in train] == list(range(20))
@@ -53,7 +51,7 @@ def test_reasoning_gym_items() -> None:
     assert "LCM" in texts(held_out)[0]
 
 
-def test_a_seed_makes_the_same_problems_and_another_others() -> None:
+def test_a_seed_makes_the_same_problems_and_another_others():
     same = [load(GYM, 7, size=8, eval_size=4) for _ in range(2)]
     assert same[0] == same[1]
     assert not set(texts(same[0][0])) & set(texts(load(GYM, 8, size=8, eval_size=4)[0]))
@@ -62,7 +60,7 @@ def test_a_seed_makes_the_same_problems_and_another_others() -> None:
     assert explicit[2].prompt == factory.create_dataset("chain_sum", seed=42, size=3)[2]["question"]
 
 
-def test_held_out_problems_are_distinct_even_where_few_exist() -> None:
+def test_held_out_problems_are_distinct_even_where_few_exist():
     """One-digit sums of two terms: 200 problems or so, drawn again and again."""
     few = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     train, held_out = load(GYM, size=100, eval_size=20, options=few)
@@ -87,18 +85,18 @@ def test_held_out_problems_are_distinct_even_where_few_exist() -> None:
         ("recipe:demo", {"options": {"foo": 1}}, "recipe:demo: takes no option 'foo'; there are:"),
     ],
 )
-def test_mistakes_are_named(source: str, fields: dict[str, Any], said: str) -> None:
+def test_mistakes_are_named(source, fields, said):
     assert said in refused(source, **{"size": 1, **fields})
 
 
-def test_more_problems_than_can_be_made_are_refused_at_once() -> None:
+def test_more_problems_than_can_be_made_are_refused_at_once():
     for fields in ({"size": 99_999_999}, {"size": 1, "eval_size": 99_999_999}):
         assert "so at most 1,000,000" in refused("recipe:demo", **fields)
         data = DataConfig(source="recipe:demo", **fields)
         assert "99,999,999" in refusal(check_sources, data)
 
 
-def test_composite_mixes_datasets() -> None:
+def test_composite_mixes_datasets():
     parts = [{"name": "chain_sum"}, {"name": "gcd", "weight": 2}]
     train, _ = load("reasoning_gym:composite", size=20, eval_size=2, options={"datasets": parts})
     made_by = {ast.literal_eval(p.columns["entry"])["metadata"]["source_dataset"] for p in train}
@@ -106,7 +104,7 @@ def test_composite_mixes_datasets() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(factory.DATASETS.keys() - NOT_HERE))
-def test_every_dataset_keeps_its_score_through_the_entry_column(name: str) -> None:
+def test_every_dataset_keeps_its_score_through_the_entry_column(name):
     """Tuples matter: through JSON some scorers give the right answer 0.05."""
     dataset = factory.create_dataset(name, seed=3, size=2)
     item = dataset[0]
@@ -117,7 +115,7 @@ def test_every_dataset_keeps_its_score_through_the_entry_column(name: str) -> No
     assert dataset.score_answer(item["answer"], entry) == dataset.score_answer(item["answer"], item)
 
 
-def test_a_recipe_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_of_one_file(monkeypatch):
     def problems(count: int, seed: int, *, modulus: int = 1000) -> list[dict[str, Any]]:
         return [{"prompt": f"{(seed + n) % modulus}?", "level": (n,)} for n in range(count)]
 
@@ -133,7 +131,7 @@ def test_a_recipe_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "makes only 30 problems" in refused("recipe:toy", **more)
 
 
-def test_reasoning_gym_needs_neither_a_compiler_nor_torch() -> None:
+def test_reasoning_gym_needs_neither_a_compiler_nor_torch():
     """Without pycosat, which is compiled when it is installed, one dataset is refused."""
     code = """
 import importlib.util, sys

@@ -1,7 +1,5 @@
 """The order of prompts, of one kind and of several, and whether rows are those of before."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -29,14 +27,14 @@ def epoch_rows(stream: PromptStream, size: int, epoch: int) -> list[int]:
 
 
 @given(size=sizes, seed=seeds, epoch=st.integers(min_value=0, max_value=5), shuffle=st.booleans())
-def test_each_epoch_draws_every_row_once(size: int, seed: int, epoch: int, shuffle: bool) -> None:
+def test_each_epoch_draws_every_row_once(size, seed, epoch, shuffle):
     rows = epoch_rows(PromptStream(source(size), seed, shuffle), size, epoch)
     assert sorted(rows) == list(range(size))
     if not shuffle:
         assert rows == list(range(size))
 
 
-def test_the_order_is_the_same_in_every_release_and_another_by_seed_and_epoch() -> None:
+def test_the_order_is_the_same_in_every_release_and_another_by_seed_and_epoch():
     """A run must be resumable by a later version: these numbers never change."""
     stream = PromptStream(source(8), 0, True)
     assert epoch_rows(stream, 8, 0) == [3, 5, 2, 1, 6, 7, 4, 0]
@@ -87,7 +85,7 @@ def test_every_block_has_the_shares_and_every_kind_its_epochs(data, shares, seed
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=20), seeds)
-def test_at_depends_on_the_number_only(numbers: list[int], seed: int) -> None:
+def test_at_depends_on_the_number_only(numbers, seed):
     for make in (
         lambda: PromptStream(source(7), seed, True),
         lambda: mixed([3, 5], [1.0, 2.0], seed),
@@ -116,17 +114,17 @@ def digest_of(rows: list[dict], where: str = "a.jsonl") -> str:
         ([{"prompt": "a", "answer": 1, "more": None}, ROWS[1]], "other content in its 2 rows"),
     ],
 )
-def test_other_rows_are_refused_in_a_line(rows: list[dict], said: str) -> None:
+def test_other_rows_are_refused_in_a_line(rows, said):
     message = refusal(check_same, "data.source", "a.jsonl", digest_of(ROWS), digest_of(rows))
     assert message.startswith(f"data.source: a.jsonl has {said} since the run began")
 
 
-def test_the_same_rows_from_elsewhere_are_the_same() -> None:
+def test_the_same_rows_from_elsewhere_are_the_same():
     moved = [dict(reversed(row.items())) for row in ROWS]
     check_same("data.source", "b.parquet", digest_of(ROWS), digest_of(moved, "b.parquet"))
 
 
-def test_another_chat_template_than_before_is_refused() -> None:
+def test_another_chat_template_than_before_is_refused():
     digests: dict[str, str] = {}
     for template in ("{{ a }}", "{{ a }}"):
         check_same_template(DataConfig(), template, digests)

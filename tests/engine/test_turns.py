@@ -1,7 +1,5 @@
 """Responses with turns: the same with and without what is kept of them between two turns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What users import, and what is looked at before a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ def names(schemas: Any) -> list[str]:
     return [each["function"]["name"] for each in schemas]
 
 
-def test_the_policy_is_told_of_functions_and_public_methods() -> None:
+def test_the_policy_is_told_of_functions_and_public_methods():
     assert tool_schemas(Config()) is None
     assert tool_schemas(config("Echo")) is None
     assert names(tool_schemas(config(tools=("multiply",)))) == ["multiply"]
@@ -44,7 +42,7 @@ def test_the_policy_is_told_of_functions_and_public_methods() -> None:
     }
 
 
-def test_of_several_classes_each_has_its_own() -> None:
+def test_of_several_classes_each_has_its_own():
     mixed = config("Counter", {"environment": "Echo", "name": "parrot"})
     told = tool_schemas(mixed)
     assert isinstance(told, dict)
@@ -57,7 +55,7 @@ def test_of_several_classes_each_has_its_own() -> None:
             kind_of(list(told), columns, "row 1")
 
 
-def test_options_are_those_of_the_class() -> None:
+def test_options_are_those_of_the_class():
     [kind] = load_kinds(config({"environment": "Echo", "options": {"greeting": "hi "}}).environment)
     assert kind.make is not None
     assert kind.make().greeting == "hi "
@@ -77,11 +75,11 @@ def test_options_are_those_of_the_class() -> None:
         ([], ["untyped"], "tool untyped of tools: "),
     ],
 )
-def test_what_cannot_be_had_is_refused(classes: Any, tools: Any, says: str) -> None:
+def test_what_cannot_be_had_is_refused(classes, tools, says):
     assert says in refusal(tool_schemas, config(*classes, tools=tuple(tools)))
 
 
-def test_files_are_looked_at_before_anything_of_them_runs() -> None:
+def test_files_are_looked_at_before_anything_of_them_runs():
     check_names(config("Counter", tools=("multiply",)))
     with pytest.raises(UserError, match=r"tool .*: there is no 'nothing' in it"):
         check_names(config(tools=("nothing",)))
@@ -89,7 +87,7 @@ def test_files_are_looked_at_before_anything_of_them_runs() -> None:
         check_names(config("Echoo"))
 
 
-def test_they_are_the_same_found_in_another_process() -> None:
+def test_they_are_the_same_found_in_another_process():
     several = config("Counter", tools=("multiply",))
     assert tool_schemas_apart(several)[RUN] == tool_schemas(several)
     assert tool_schemas_apart(Config()) == {}

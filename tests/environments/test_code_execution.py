@@ -1,7 +1,5 @@
 """The tool `code_execution`: what the policy is told of it, and reads of its programs."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any
@@ -35,11 +33,11 @@ def read(code: str) -> str:
         ("print('y' * 5000)", "y" * 4000 + "\n[cut: 4000 of 5001 characters]"),
     ],
 )
-def test_the_policy_reads_what_was_printed(code: str, text: str) -> None:
+def test_the_policy_reads_what_was_printed(code, text):
     assert read(code) == text
 
 
-def test_the_policy_reads_exceptions_and_the_end_of_long_ones() -> None:
+def test_the_policy_reads_exceptions_and_the_end_of_long_ones():
     last = ["ZeroDivisionError: division by zero", "[ended: exit code 1]"]
     assert read("1 / 0").splitlines()[-2:] == last
     long = read("raise ValueError('z' * 9000)")
@@ -57,7 +55,7 @@ def test_the_policy_reads_exceptions_and_the_end_of_long_ones() -> None:
         {"classes": [{"environment": CLASS, "options": {"timeout": 1}}]},
     ],
 )
-def test_it_is_a_tool_by_name(section: Any) -> None:
+def test_it_is_a_tool_by_name(section):
     config = EnvironmentConfig.model_validate(section)
     [kind] = load_kinds(config)
     [schema] = kind.schemas()
@@ -73,7 +71,7 @@ def test_it_is_a_tool_by_name(section: Any) -> None:
     assert asyncio.run(answered())[0]["content"] == "2"
 
 
-def test_a_sandbox_that_fails_is_not_for_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_fails_is_not_for_the_policy(monkeypatch):
     config = EnvironmentConfig(tools=("code_execution",))
     [kind] = load_kinds(config)
     live = LiveEnvironment(0, config, kind, kind.schemas())
@@ -83,9 +81,7 @@ def test_a_sandbox_that_fails_is_not_for_the_policy(monkeypatch: pytest.MonkeyPa
         asyncio.run(live.step(Said("", [call])))
 
 
-def test_without_walls_it_is_refused_before_the_first_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_walls_it_is_refused_before_the_first_response(monkeypatch):
     monkeypatch.setattr(programs, "standing", lambda: (None, " (limits: no)"))
     config = EnvironmentConfig(tools=("code_execution",))
     assert "cannot be run behind the walls" in refusal(load_kinds, config)

@@ -1,7 +1,5 @@
 """Dialects of agent programs, spoken by the clients of OpenAI and Anthropic."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Reward functions that are handed environments: part of the reward where these live."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any
@@ -60,7 +58,7 @@ def kind_of(environment: str) -> Kind:
 @pytest.mark.parametrize(
     ("made", "reward"), [(Purse, 8.0), (Generous, 108.0), (partial(Purse, 10), 22.0)]
 )
-def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: float) -> None:
+def test_functions_are_part_of_the_reward(tmp_path, made, reward):
     judged = judged_by(made, [(left, 2.0), (nothing, 5.0)])
     path = tmp_path / "objects.pickle"
     path.write_bytes(user_modules.dumped({"Purse": judged}))
@@ -75,19 +73,19 @@ def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: floa
     assert asyncio.run(episode()) == reward
 
 
-def test_a_function_may_make_the_environment() -> None:
+def test_a_function_may_make_the_environment():
     kind, other = (kind_of(f"{worlds.FILE}:{name}") for name in ("counter", "Counter"))
     assert list(kind.methods or {}) == list(other.methods or {})
     assert (kind.name, other.name) == ("counter", "Counter")
 
 
-def test_functions_are_known_by_the_argument() -> None:
+def test_functions_are_known_by_the_argument():
     assert wants_environments(left)
     assert not wants_environments(lambda completions, **columns: [])
     with pytest.raises(UserError, match="needs_texts takes environments and completions"):
         judged_by(Purse, [(needs_texts, 1.0)])
 
 
-def test_a_column_is_not_replaced_by_the_argument() -> None:
+def test_a_column_is_not_replaced_by_the_argument():
     with pytest.raises(ValueError, match="column 'environments', which is the name of an arg"):
         judged_by(Purse, [(left, 1.0)])().reset(environments="mine")

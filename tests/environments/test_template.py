@@ -1,7 +1,5 @@
 """The chat template that a run uses, and `rhymeflow render`, which shows what comes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -26,7 +24,7 @@ OTHER = (
 QWEN3 = Family("qwen3", qwen3_training_chat_template)
 
 
-def test_a_file_replaces_the_template(tmp_path: Path) -> None:
+def test_a_file_replaces_the_template(tmp_path):
     file = tmp_path / "other.jinja"
     file.write_text(OTHER)
     data = DataConfig(chat_template=str(file))
@@ -46,9 +44,7 @@ def test_a_file_replaces_the_template(tmp_path: Path) -> None:
         (b"Be brief.", "the chat template leaves the user message out of the prompt"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused(
-    content: bytes | None, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_template_is_refused(content, part, tmp_path, capsys):
     path = tmp_path / "x.jinja"
     if content is not None:
         path.write_bytes(content)
@@ -69,8 +65,8 @@ def test_a_file_that_is_no_template_is_refused(
     ],
 )
 def test_a_template_for_training_replaces_one_that_does_less(
-    own: str, has_turns: bool, variables: dict, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own, has_turns, variables, is_replaced, monkeypatch
+):
     monkeypatch.setattr(template, "family_of", lambda text: QWEN3)
     tok = tokenizer(own)
     note = settle(tok, DataConfig(chat_template_kwargs=variables), has_turns=has_turns)
@@ -80,7 +76,7 @@ def test_a_template_for_training_replaces_one_that_does_less(
         assert "the chat template of qwen3 changes earlier turns" in note
 
 
-def test_a_template_is_known_by_its_text() -> None:
+def test_a_template_is_known_by_its_text():
     text = QWEN3.training
     found = family_of(text)
     assert found is not None
@@ -98,9 +94,7 @@ def save(directory: Path, chat_template: str) -> str:
     return str(directory)
 
 
-def test_render_shows_prompts_tools_and_special_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_shows_prompts_tools_and_special_tokens(tmp_path, capsys):
     told = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
     model = save(tmp_path / "model", told + CHATML)
     rows = [{"prompt": f"times {each}?"} for each in range(20)]
@@ -118,9 +112,7 @@ def test_render_shows_prompts_tools_and_special_tokens(
     assert f"{begin}user\nWhat is two plus two?{end}" in capsys.readouterr().out
 
 
-def test_render_says_what_a_run_would_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_says_what_a_run_would_say(tmp_path, capsys):
     model, tools = save(tmp_path / "model", NO_TOOLS), f"[{worlds.FILE}:multiply]"
     assert cli.main(["render", model, "--environment.tools", tools]) == 2
     assert "does not mention the tool 'multiply'" in capsys.readouterr().err

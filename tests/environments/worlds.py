@@ -1,7 +1,5 @@
 """Environments and tools that behave and misbehave; loaded by the processes, not by the tests."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

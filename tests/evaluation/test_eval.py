@@ -1,13 +1,10 @@
 """`rhymeflow eval` from the command line, against a plain model, which gives one token at a time
 without any engine, and a plain loop."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +83,7 @@ def held_out(recipe: str, count: int) -> list[Any]:
     return load_prompts(config.data, config.run.seed)[1][:count]
 
 
-def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture, tmp_path: Path) -> None:
+def test_the_demo_greedily_is_what_a_plain_model_says(capsys, tmp_path):
     oracle, rewards, lengths, cut = Oracle("demo"), [], [], []
     for prompt in held_out("demo", 4):
         tokens = oracle.turn(prompt.prompt, [], prompt.row, 0, 0.0, 100)
@@ -112,7 +109,7 @@ def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys: Capture) -> None:
+def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys):
     oracle, rewards, lengths = Oracle("guess"), [], []
     for prompt in held_out("guess", 4):
         for sample in range(2):
@@ -145,7 +142,7 @@ def played(oracle: Oracle, prompt: Any, sample: int) -> tuple[float, int]:
 
 
 @pytest.mark.slow
-def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_path: Path) -> None:
+def test_suites_differ_in_what_they_say_and_share_the_rest(capsys, tmp_path):
     judge = tmp_path / "judge.py"
     judge.write_text(JUDGE)
     rows = tmp_path / "sums.jsonl"
@@ -184,7 +181,7 @@ def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys, tmp_path):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-3"
     shutil.copytree(recipes.directory("demo"), checkpoint)
     suites = {"suites": [{"name": "mine", "size": 2, "answer_pattern": r"\d+$", "n": 3}]}
@@ -229,14 +226,12 @@ def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_pat
         (["recipe:demo", "--jsn"], "--jsn: there is no such argument; did you mean --json?"),
     ],
 )
-def test_what_is_wrong_is_one_line(arguments: list[str], part: str, refused: Refused) -> None:
+def test_what_is_wrong_is_one_line(arguments, part, refused):
     assert part in refused("eval", *arguments)
 
 
 @pytest.mark.slow
-def test_what_becomes_of_a_failure_is_up_to_on_failure(
-    capsys: Capture, refused: Refused, tmp_path: Path
-) -> None:
+def test_what_becomes_of_a_failure_is_up_to_on_failure(capsys, refused, tmp_path):
     worlds = tmp_path / "worlds.py"
     worlds.write_text(
         "class Breaks:\n"

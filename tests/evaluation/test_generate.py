@@ -1,13 +1,10 @@
 """`rhymeflow generate`: what it prints is what the engine generates, piece by piece."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +33,7 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def talker(tmp_path_factory):
     """A tiny chat model with random weights."""
     directory = tmp_path_factory.mktemp("talker")
     save_without_weights(directory, "abcdeghstu:;?", 400, TEMPLATE)
@@ -68,9 +65,7 @@ def by_the_engine(config: Config, prompt: str, number: int = 0) -> list[int]:
     return request.tokens
 
 
-def test_what_is_printed_is_what_the_engine_generates(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_printed_is_what_the_engine_generates(capsys, monkeypatch):
     options = ("--seed", "4", "--max-tokens", "9", "--temperature", "1.5")
     fields = {"run__seed": 4, "rollout__max_completion_length": 9, "rollout__temperature": 1.5}
     config = configuration(model__name="recipe:demo", **fields)
@@ -84,9 +79,7 @@ def test_what_is_printed_is_what_the_engine_generates(
     assert capsys.readouterr().out == f"{text}\n"
 
 
-def test_a_conversation_keeps_what_was_said(
-    talker: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):
     config = configuration(
         model__name=talker, rollout__max_completion_length=12, data__system_prompt="be"
     )
@@ -124,16 +117,12 @@ def test_a_conversation_keeps_what_was_said(
         (["recipe:demo", PROMPT * 100], "leaves 0"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    arguments: list[str], part: str, refused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_one_line(arguments, part, refused, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert part in refused("generate", *arguments)
 
 
-def test_a_run_is_asked_by_its_newest_checkpoint(
-    talker: Path, tmp_path: Path, capsys: Capture, refused: Any
-) -> None:
+def test_a_run_is_asked_by_its_newest_checkpoint(talker, tmp_path, capsys, refused):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     assert "run: the run has no checkpoint yet" in refused("generate", str(run), "bad")
@@ -152,7 +141,7 @@ def test_a_run_is_asked_by_its_newest_checkpoint(
     assert "its checkpoints are in s3://bucket/run: copy one" in refused("generate", str(run), "a")
 
 
-def test_an_interrupt_ends_it_cleanly(talker: Path) -> None:
+def test_an_interrupt_ends_it_cleanly(talker):
     arguments = ["generate", str(talker), "--chat", "--max-tokens", "20"]
     process: Any = subprocess.Popen(
         [sys.executable, "-m", "rhymeflow", *arguments],
@@ -174,7 +163,7 @@ def decode(tokens: list[int]) -> str:
 
 
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
-def test_the_pieces_are_the_text(content: bytes) -> None:
+def test_the_pieces_are_the_text(content):
     tokens, stream, pieces = list(content), TextStream(decode), ""
     for end in range(1, len(tokens) + 1):
         pieces += stream.more(tokens[:end])
@@ -182,7 +171,7 @@ def test_the_pieces_are_the_text(content: bytes) -> None:
     assert pieces + stream.rest(tokens) == decode(tokens)
 
 
-def test_a_character_comes_when_it_is_complete() -> None:
+def test_a_character_comes_when_it_is_complete():
     stream = TextStream(decode)
     tokens = list("aé!".encode())
     pieces = [stream.more(tokens[:end]) for end in range(1, len(tokens) + 1)]

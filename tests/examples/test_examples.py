@@ -1,7 +1,5 @@
 """The examples run as a user runs them, and do what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +22,7 @@ RULE = f"{EXAMPLES / 'custom_strategy.py'}:route"
 # -- plain_loop.py --------------------------------------------------------------------------------
 
 
-def test_the_plain_loop_runs(run_script: Run, tmp_path: Path) -> None:
+def test_the_plain_loop_runs(run_script, tmp_path):
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(dump_config(tiny_config(tmp_path)), encoding="utf-8")
     printed = run_script(EXAMPLES / "plain_loop.py", recipe, "--learner.max_steps", "2")
@@ -34,9 +32,7 @@ def test_the_plain_loop_runs(run_script: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_the_plain_loop_equals_the_reference_response_by_response_and_loss_by_loss(
-    tmp_path: Path,
-) -> None:
+def test_the_plain_loop_equals_the_reference_response_by_response_and_loss_by_loss(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 5})
     expected = plain.train(config)
     found = list(plain_loop.train(config))
@@ -50,14 +46,14 @@ def test_the_plain_loop_equals_the_reference_response_by_response_and_loss_by_lo
 # -- trainer.py -----------------------------------------------------------------------------------
 
 
-def test_the_readme_shows_the_trainer_example() -> None:
+def test_the_readme_shows_the_trainer_example():
     shown = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     assert shown == (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
     assert len([line for line in shown.splitlines() if line.strip()]) <= 20
 
 
 @pytest.mark.slow
-def test_the_trainer_example_runs(run_script: Run, tmp_path: Path) -> None:
+def test_the_trainer_example_runs(run_script, tmp_path):
     text = (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
     short = text.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2')
     shorter = short.replace("rows[:64]", "rows[:4]")
@@ -69,7 +65,7 @@ def test_the_trainer_example_runs(run_script: Run, tmp_path: Path) -> None:
 # -- custom_strategy.py ---------------------------------------------------------------------------
 
 
-def test_the_rule_fills_the_emptiest_cache_that_may_be_filled() -> None:
+def test_the_rule_fills_the_emptiest_cache_that_may_be_filled():
     there = [instance("a", running=2), instance("b", running=1), instance("c", accepts=False)]
     proposals = list(custom_strategy.route(fleet(there, [new(i) for i in range(3)])))
     assert [p.instance for p in proposals] == ["b", "a", "b"]
@@ -79,13 +75,13 @@ def test_the_rule_fills_the_emptiest_cache_that_may_be_filled() -> None:
     assert [(p.trajectory.group, p.instance) for p in proposals] == [(0, "new"), (2, "old")]
 
 
-def test_the_rule_carries_a_run_of_the_protocol(tmp_path: Path) -> None:
+def test_the_rule_carries_a_run_of_the_protocol(tmp_path):
     schedule = build.schedule(tiny_config(tmp_path, schedule={"routing": RULE}))
     body = Interleaving(a_plan(num_batches=5), schedule, capacities=(3, 5), crashes=1).run()
     assert len(body.batches) == 5
 
 
-def test_the_rule_is_compared_in_the_simulator(run_script: Run) -> None:
+def test_the_rule_is_compared_in_the_simulator(run_script):
     small = ["--learner.groups_per_batch", "8", "--learner.max_steps", "4"]
     printed = run_script(EXAMPLES / "custom_strategy.py", *small)
     rules = [line.split()[0] for line in printed.splitlines()]

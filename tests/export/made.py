@@ -1,7 +1,5 @@
 """Made-up runs with responses of one turn and of several, text prompts and chats."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

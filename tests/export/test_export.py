@@ -1,10 +1,7 @@
 """`rhymeflow export`: what rows hold, which responses are in them, and what is said of the rest."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ TOOL = "rhymeflow.recipes.tools:Calculator"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[MadeRun]:
+def run(tmp_path):
     """Group 0: a best, a worst and one that was not needed; 1: equal rewards; 2: aborted; 3: in
     flight."""
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **{"data.chat_template": False})
@@ -58,7 +55,7 @@ def rows_of(run_dir: Path, what: str = "trajectories", **options: Any) -> list[d
 # -- trajectories ---------------------------------------------------------------------------------
 
 
-def test_a_trajectory_is_a_row_with_all_that_is_stored(run: MadeRun) -> None:
+def test_a_trajectory_is_a_row_with_all_that_is_stored(run):
     rows = rows_of(run.run_dir, with_tokens=True)
     assert rows[1] == {
         "group": 0, "member": 1, "row": 0, "epoch": 0, "prompt": "q?", "response": "b",
@@ -80,7 +77,7 @@ def test_a_trajectory_is_a_row_with_all_that_is_stored(run: MadeRun) -> None:
     assert rows[-1]["length"] == 2
 
 
-def test_all_formats_hold_the_same(run: MadeRun) -> None:
+def test_all_formats_hold_the_same(run):
     import datasets
 
     wanted = rows_of(run.run_dir, with_tokens=True)
@@ -105,9 +102,7 @@ def test_all_formats_hold_the_same(run: MadeRun) -> None:
     }  # fmt: skip
 
 
-def test_no_transaction_stays_open_between_rows(
-    run: MadeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_transaction_stays_open_between_rows(run, monkeypatch):
     whole = rows_of(run.run_dir)
     monkeypatch.setattr(module, "GROUPS_AT_ONCE", 1)
     assert rows_of(run.run_dir) == whole, "parts make no difference"
@@ -124,7 +119,7 @@ def test_no_transaction_stays_open_between_rows(
     reader.close()
 
 
-def test_tokens_that_were_deleted_are_null_and_said(run: MadeRun, tmp_path: Path) -> None:
+def test_tokens_that_were_deleted_are_null_and_said(run, tmp_path):
     run.store.prune(before=2, history_tokens=0)
     for _ in range(3):
         run.store.commit()
@@ -143,14 +138,14 @@ def test_tokens_that_were_deleted_are_null_and_said(run: MadeRun, tmp_path: Path
 # -- to learn from --------------------------------------------------------------------------------
 
 
-def test_sft_has_complete_responses_only(run: MadeRun, tmp_path: Path) -> None:
+def test_sft_has_complete_responses_only(run, tmp_path):
     rows = rows_of(run.run_dir, "sft")
     assert rows == [{"prompt": "q?", "completion": each} for each in "abdef"]
     done = export(run.run_dir, tmp_path / "again.jsonl", what="sft")
     assert done.line().endswith("5 rows of 7 responses; left out: 1 cut short, 1 not complete")
 
 
-def test_a_pair_is_the_best_and_the_worst_of_a_group(run: MadeRun) -> None:
+def test_a_pair_is_the_best_and_the_worst_of_a_group(run):
     assert rows_of(run.run_dir, "preferences") == [
         {
             "prompt": "q?", "chosen": "b", "rejected": "ccc", "chosen_reward": 1.0,
@@ -161,7 +156,7 @@ def test_a_pair_is_the_best_and_the_worst_of_a_group(run: MadeRun) -> None:
     assert pair["rejected"] == "a"
 
 
-def test_a_response_that_was_cut_is_never_chosen(tmp_path: Path) -> None:
+def test_a_response_that_was_cut_is_never_chosen(tmp_path):
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **{"data.chat_template": False})
     made.group(0)
     made.response(0, 0, "aaa", 1.0, reason="length")
@@ -194,7 +189,7 @@ def learnt(made: MadeRun, rows: Path, **data: Any) -> tuple[list[int], list[bool
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows"])
-def test_sft_learns_the_tokens_that_were_sampled(tmp_path: Path, name: str) -> None:
+def test_sft_learns_the_tokens_that_were_sampled(tmp_path, name):
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **{"data.chat_template": False})
     made.group(0)
     tokens = made.response(0, 0, "a+b<eos>")
@@ -205,7 +200,7 @@ def test_sft_learns_the_tokens_that_were_sampled(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_sft_learns_a_chat_with_the_prompt_that_the_policy_had(tmp_path: Path, skips: bool) -> None:
+def test_sft_learns_a_chat_with_the_prompt_that_the_policy_had(tmp_path, skips):
     fields = {"data.system_prompt": "be short", "rollout.skip_special_tokens": skips}
     made, tokens = conversation(tmp_path, ["ok<eos>"], **fields)
     (row,) = rows_of(made.run_dir, "sft")
@@ -222,9 +217,7 @@ def test_sft_learns_a_chat_with_the_prompt_that_the_policy_had(tmp_path: Path, s
         [{"role": "user", "content": "go on;"}],
     ],
 )
-def test_what_an_environment_answered_is_read_and_not_learnt(
-    tmp_path: Path, answer: list[dict[str, str]]
-) -> None:
+def test_what_an_environment_answered_is_read_and_not_learnt(tmp_path, answer):
     tokenizer = load_tokenizer(build_config(
         {"model.name": str(model(tmp_path / "model", TEMPLATE))}, where="test").model)  # fmt: skip
     turn = list(tokenizer("call<eos>", add_special_tokens=False).input_ids)
@@ -246,9 +239,7 @@ def test_what_an_environment_answered_is_read_and_not_learnt(
 
 
 @pytest.mark.parametrize("answer", ["odd", ";[user]a<eos>b<eos>;[assistant]"])
-def test_an_answer_that_no_template_writes_is_left_out_and_counted(
-    tmp_path: Path, answer: str
-) -> None:
+def test_an_answer_that_no_template_writes_is_left_out_and_counted(tmp_path, answer):
     """The second has the shape of one; but a run never lets an answer end a turn."""
     environment = {"environment.classes": [{"environment": TOOL}]}
     made, _ = conversation(tmp_path, ["call<eos>", answer, "done<eos>"], **environment)
@@ -256,7 +247,7 @@ def test_an_answer_that_no_template_writes_is_left_out_and_counted(
         rows_of(made.run_dir, "sft")
 
 
-def test_answers_to_text_prompts_stand_as_they_are(tmp_path: Path) -> None:
+def test_answers_to_text_prompts_stand_as_they_are(tmp_path):
     fields = {"data.chat_template": False, "environment.classes": [{"environment": TOOL}]}
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields)
     made.group(0)
@@ -268,7 +259,7 @@ def test_answers_to_text_prompts_stand_as_they_are(tmp_path: Path) -> None:
     assert learnt(made, tmp_path / "out.jsonl") == (tokens, [False] * 5 + [True] * 3 + [False] * 2)
 
 
-def test_what_a_response_was_begun_with_is_part_of_the_completion(tmp_path: Path) -> None:
+def test_what_a_response_was_begun_with_is_part_of_the_completion(tmp_path):
     fields = {"data.chat_template": True, "data.assistant_prefix": "so "}
     made = MadeRun(tmp_path / "run", model(tmp_path / "model", TEMPLATE), **fields)
     says = {"role": "user", "content": "q"}, {"role": "assistant", "content": "well "}
@@ -295,14 +286,14 @@ def test_what_a_response_was_begun_with_is_part_of_the_completion(tmp_path: Path
         (Filters(best=1, steps=(2, 2)), [(0, 1)]),
     ],
 )
-def test_filters(run: MadeRun, filters: Filters, found: list[tuple[int, int]]) -> None:
+def test_filters(run, filters, found):
     assert [(row["group"], row["member"]) for row in rows_of(run.run_dir, filters=filters)] == found
 
 
 # -- files and mistakes ---------------------------------------------------------------------------
 
 
-def test_what_is_there_is_replaced_by_force_only(run: MadeRun, tmp_path: Path) -> None:
+def test_what_is_there_is_replaced_by_force_only(run, tmp_path):
     output = tmp_path / "rows.jsonl"
     output.write_text("mine")
     assert "is there already; --force" in refusal(export, run.run_dir, output)
@@ -316,7 +307,7 @@ def test_what_is_there_is_replaced_by_force_only(run: MadeRun, tmp_path: Path) -
         export(run.run_dir, tmp_path / "saved", kind="datasets", force=True)
 
 
-def test_a_row_that_a_table_does_not_hold_leaves_nothing(tmp_path: Path) -> None:
+def test_a_row_that_a_table_does_not_hold_leaves_nothing(tmp_path):
     made = MadeRun(tmp_path / "run", model(tmp_path / "model"))
     for group, prompt in enumerate(["q?", [{"role": "user", "content": "q?"}]]):
         made.group(group, prompt)
@@ -329,9 +320,7 @@ def test_a_row_that_a_table_does_not_hold_leaves_nothing(tmp_path: Path) -> None
     assert len(rows_of(made.run_dir)) == 2
 
 
-def test_the_command_says_what_it_wrote(
-    run: MadeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_says_what_it_wrote(run, capsys, tmp_path):
     output = str(tmp_path / "r.jsonl")
     options = ["--steps", ":2", "--ending", "consumed", "--min-reward", "1"]
     assert cli.main(["export", str(run.run_dir), "--output", output, *options]) == 0

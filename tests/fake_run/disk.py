@@ -4,8 +4,6 @@ A death leaves what a killed process leaves: files as they are at that moment, o
 was not committed nothing. With a machine goes down what is not on the disk
 (`benchmarks/faults/wal.py`)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

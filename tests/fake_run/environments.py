@@ -1,8 +1,6 @@
 """An environment worker whose answers are hashes of the turns so far, and the conversations that
 come of it; where a question says what was answered before, it has to be that."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 A worker dies between two messages that it sends, and loses all but these and what is on the disk.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import deque
 from collections.abc import Collection, Hashable

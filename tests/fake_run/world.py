@@ -1,7 +1,5 @@
 """A fake run's clock, its chance, which follows from a seed, and the account of its faults."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

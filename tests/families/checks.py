@@ -1,7 +1,5 @@
 """What engine and learner compute of a small model, against transformers' eager code."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,24 +1,20 @@
 """The simulated device, which needs a compiler: without one these tests are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.gpu_paths.fake_cuda import compiled, fake_cuda
-from tests.gpu_paths.simcuda import SimCuda, simulated_cuda
+from tests.gpu_paths.simcuda import simulated_cuda
 
 collect_ignore_glob = ["test_*.py"] if torch.backends.cuda.is_built() else []
 """A CPU build is needed: there the tests marked `gpu` need no simulation."""
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     directory = tmp_path_factory.getbasetemp()
@@ -28,20 +24,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sim(library: Path) -> Iterator[SimCuda]:
+def sim(library):
     with simulated_cuda(library) as sim:
         yield sim
 
 
 @pytest.fixture(autouse=True)
-def gpu(request: pytest.FixtureRequest) -> None:
+def gpu(request):
     """Of tests marked `gpu`, that of `tests/conftest.py`."""
     if request.node.get_closest_marker("gpu"):
         request.getfixturevalue("sim")
 
 
 @pytest.fixture
-def fake(library: Path) -> Iterator[None]:
+def fake(library):
     """For `FakeTensorMode`."""
     with fake_cuda(library):
         yield

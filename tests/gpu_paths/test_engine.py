@@ -1,7 +1,5 @@
 """The native engine on a simulated device: the CPU's samples, and what an iteration costs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +18,7 @@ from tests.learner import builders
 LENGTHS = (3, 3, 17, 1, 40, 9)
 
 
-def test_the_sampler_draws_the_cpus_tokens(sim: SimCuda) -> None:
+def test_the_sampler_draws_the_cpus_tokens(sim):
     torch.manual_seed(0)
     logits_RV = torch.randn(3 * len(HOWS), 1000) * 3
     draws = [Draws(sampling(**how), 10 + i, [i, 7, 300]) for i, how in enumerate(HOWS.values())]
@@ -34,7 +32,7 @@ def test_the_sampler_draws_the_cpus_tokens(sim: SimCuda) -> None:
     assert sim.waits.total() <= 2, sim.waits
 
 
-def test_vllms_processor_draws_them_without_waiting(sim: SimCuda, monkeypatch) -> None:
+def test_vllms_processor_draws_them_without_waiting(sim, monkeypatch):
     """Two requests with three rows each; without room it says so."""
     torch.manual_seed(0)
     logits_RV, found = torch.randn(6, 1000), []
@@ -80,7 +78,7 @@ def decoding(sim: SimCuda, num_layers: int, drafts: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("drafts", "per_layer"), [(0, 66), (3, 70)])
-def test_a_decode_iteration_keeps_its_budget(drafts: int, per_layer: int, sim: SimCuda) -> None:
+def test_a_decode_iteration_keeps_its_budget(drafts, per_layer, sim):
     """It waits for tokens and their log-probabilities. To the device go ids, noise keys, and
     indices and mask of each size class."""
     kernels = []
@@ -94,7 +92,7 @@ def test_a_decode_iteration_keeps_its_budget(drafts: int, per_layer: int, sim: S
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2", "minicpm3"])
-def test_windows_caps_and_wide_keys_give_the_cpus_tokens(kind: str, sim: SimCuda) -> None:
+def test_windows_caps_and_wide_keys_give_the_cpus_tokens(kind, sim):
     """With few rows and many, which have different blocks."""
     found = []
     for device in ("cpu", "cuda"):
@@ -107,7 +105,7 @@ def test_windows_caps_and_wide_keys_give_the_cpus_tokens(kind: str, sim: SimCuda
         assert on_device.logprobs == pytest.approx(on_cpu.logprobs, abs=1e-4)
 
 
-def test_new_weights_in_the_same_tensors_are_used(sim: SimCuda) -> None:
+def test_new_weights_in_the_same_tensors_are_used(sim):
     model, new = (tiny_model(seed=seed).to("cuda") for seed in (0, 1))
     [old], [request] = make_requests([9]), make_requests([9])
     engine = make_engine(model)

@@ -1,9 +1,5 @@
 """The learner on a simulated device: the CPU's values, few waits, and checkpoints both ways."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -46,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_has_the_cpus_values(case: str, sim: SimCuda) -> None:
+def test_a_step_has_the_cpus_values(case, sim):
     options = dict(CASES[case])
     early, found = options.pop("early", 0), {}
     for device in ("cpu", "cuda"):
@@ -60,7 +56,7 @@ def test_a_step_has_the_cpus_values(case: str, sim: SimCuda) -> None:
     torch.testing.assert_close(*(made for _, made in found.values()), rtol=0.02, atol=tolerance)
 
 
-def test_a_step_waits_for_its_norms_and_once_for_all_metrics(sim: SimCuda) -> None:
+def test_a_step_waits_for_its_norms_and_once_for_all_metrics(sim):
     learner = learner_on("cuda", max_tokens_per_microbatch=80, num_minibatches=2)
     step(learner, 0)
     sim.reset()
@@ -83,7 +79,7 @@ def kernels_and_waits(sim: SimCuda, monkeypatch: pytest.MonkeyPatch, **sizes: in
     return found
 
 
-def test_a_micro_batch_never_waits_and_takes_so_many_kernels(sim, monkeypatch) -> None:
+def test_a_micro_batch_never_waits_and_takes_so_many_kernels(sim, monkeypatch):
     few, many = (kernels_and_waits(sim, monkeypatch, num_hidden_layers=n) for n in (1, 3))
     assert len(few) > 2
     assert {waits for _, waits in few + many} == {0}
@@ -94,9 +90,7 @@ def test_a_micro_batch_never_waits_and_takes_so_many_kernels(sim, monkeypatch) -
 
 @pytest.mark.parametrize("there", ["cpu", "cuda"])
 @pytest.mark.parametrize("here", ["cpu", "cuda"])
-def test_a_checkpoint_goes_on_on_any_device(
-    here: str, there: str, tmp_path: Path, sim: SimCuda
-) -> None:
+def test_a_checkpoint_goes_on_on_any_device(here, there, tmp_path, sim):
     learner, other = learner_on(here), learner_on(there)
     place = CheckpointDir(tmp_path / "step-1")
     step(learner, 0)

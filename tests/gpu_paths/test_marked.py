@@ -1,11 +1,7 @@
 """The tests marked `gpu` of engine, learner and weights, on a simulated device."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parent.parent
 LEFT_OUT = {
@@ -35,12 +31,12 @@ FOUND = {
 globals().update({name: test for name, test in FOUND.items() if name not in LEFT_OUT})
 
 
-def test_what_is_left_out_is_there() -> None:
+def test_what_is_left_out_is_there():
     assert FOUND.keys() >= LEFT_OUT
     assert len(FOUND) >= 5
 
 
-def test_without_a_compiler_only_these_run(request: pytest.FixtureRequest) -> None:
+def test_without_a_compiler_only_these_run(request):
     """Beside parameters of marked tests that are not marked. All others are skipped there."""
     here = [each for each in request.session.items if each.path.parent == Path(__file__).parent]
     others = [each for each in here if each.originalname not in FOUND]

@@ -1,7 +1,5 @@
 """The simulated device refuses what a GPU refuses, counts, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from tests.gpu_paths.simcuda import CudaTensor, SimCuda
 
 
-def test_values_are_the_cpus_and_other_devices_are_refused(sim: SimCuda) -> None:
+def test_values_are_the_cpus_and_other_devices_are_refused(sim):
     x = torch.arange(12.0).view(3, 4)
     y = x.to("cuda")
     z = (y @ y.T + y[:, :1])[1:].softmax(1)
@@ -27,7 +25,7 @@ def test_values_are_the_cpus_and_other_devices_are_refused(sim: SimCuda) -> None
     assert y[torch.tensor([1])].cpu().tolist() == [[5.0, 6.0, 6.0, 7.0]]
 
 
-def test_what_the_host_waits_for_and_copies_is_counted(sim: SimCuda) -> None:
+def test_what_the_host_waits_for_and_copies_is_counted(sim):
     x = torch.zeros(10, dtype=torch.float32).to("cuda")
     assert sim.bytes == {("to device", "pageable"): 40}
     assert not sim.waits
@@ -47,7 +45,7 @@ def test_what_the_host_waits_for_and_copies_is_counted(sim: SimCuda) -> None:
     assert (sim.num_copies("to device"), sim.num_bytes("to device")) == (1, 24)
 
 
-def test_pinned_copies_are_made_when_they_are_waited_for(sim: SimCuda) -> None:
+def test_pinned_copies_are_made_when_they_are_waited_for(sim):
     host = torch.zeros(4, pin_memory=True)
     assert host.is_pinned()
     assert host[2:].is_pinned()
@@ -71,7 +69,7 @@ def test_pinned_copies_are_made_when_they_are_waited_for(sim: SimCuda) -> None:
     assert pageable.tolist() == [5.0] * 4
 
 
-def test_gradients_and_modules(sim: SimCuda) -> None:
+def test_gradients_and_modules(sim):
     def trained(device: str) -> tuple[nn.Module, torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.GELU(), nn.Linear(6, 9))
@@ -96,7 +94,7 @@ def test_gradients_and_modules(sim: SimCuda) -> None:
         torch.testing.assert_close(a.detach().cpu(), b.detach())
 
 
-def test_nothing_is_left_behind() -> None:
+def test_nothing_is_left_behind():
     assert not torch.cuda.is_available()
     assert SimCuda.current is None
     with pytest.raises((RuntimeError, AssertionError)):

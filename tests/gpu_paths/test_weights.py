@@ -1,7 +1,5 @@
 """Weights between a device and the host: in pinned memory alone, once, hashed where they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

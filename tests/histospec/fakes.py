@@ -4,8 +4,6 @@ The search finds what it is told to find: each sequence's proposal lies in one c
 its tokens is right with that class's chance. The engine takes as long as a formula says, with
 noise."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What index and search are, said directly: plain lists, every suffix compared with every place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import takewhile
 

@@ -1,7 +1,5 @@
 """What is drafted: acceptance, prices, the cut and the budget, each against what is true."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

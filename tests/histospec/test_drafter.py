@@ -1,7 +1,5 @@
 """The drafter: its statistics, against a real index; its decisions, in virtual time."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest
@@ -45,7 +43,7 @@ def follow(drafter: Drafter, handle: int, text: list[int], done: int, iterations
     return done
 
 
-def test_what_history_says_is_drafted_and_counted() -> None:
+def test_what_history_says_is_drafted_and_counted():
     drafter = make(history_of(TEXT))
     handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
     done = follow(drafter, handle, TEXT, 0, 10)
@@ -59,7 +57,7 @@ def test_what_history_says_is_drafted_and_counted() -> None:
     assert msgspec.msgpack.encode(stats), "messages carry it"
 
 
-def test_a_sibling_that_runs_is_drafted_from() -> None:
+def test_a_sibling_that_runs_is_drafted_from():
     drafter = make(None)
     first = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
     follow(drafter, first, TEXT, 0, 40)
@@ -68,7 +66,7 @@ def test_a_sibling_that_runs_is_drafted_from() -> None:
     assert follow(drafter, second, TEXT, 0, 12) > 20
 
 
-def test_a_response_that_was_interrupted_goes_on() -> None:
+def test_a_response_that_was_interrupted_goes_on():
     drafter = make(history_of(TEXT))
     handle = drafter.begin(PROMPT, [], sample=0, noise_epoch=0)
     done = follow(drafter, handle, TEXT, 0, 3)
@@ -77,7 +75,7 @@ def test_a_response_that_was_interrupted_goes_on() -> None:
     assert follow(drafter, handle, TEXT, done, 3) > done + 6
 
 
-def test_room_is_kept_to_and_others_may_be_told_of_in_any_order() -> None:
+def test_room_is_kept_to_and_others_may_be_told_of_in_any_order():
     drafter = make(history_of(TEXT))
     a, b, c = (drafter.begin(PROMPT, TEXT[:5], sample=i, noise_epoch=0) for i in range(3))
     assert drafter.propose([a], [0], other_rows=0, kv_tokens=0) == [NONE]
@@ -111,9 +109,7 @@ def throughput(window: str, curve: str, chances: str, batch: int, monkeypatch) -
 
 @pytest.mark.parametrize("batch", LENGTHS)
 @pytest.mark.parametrize("curve", CURVES)
-def test_cost_never_loses_and_is_as_good_as_the_published_rule(
-    curve: str, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_never_loses_and_is_as_good_as_the_published_rule(curve, batch, monkeypatch):
     for chances in CHANCES:
         cost = throughput("cost", curve, chances, batch, monkeypatch)
         assert cost >= 0.97, chances
@@ -122,7 +118,7 @@ def test_cost_never_loses_and_is_as_good_as_the_published_rule(
             assert cost >= 0.97 * aimd, chances
 
 
-def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_to_pay_is_noticed(monkeypatch):
     """Proposals are worthless for 2 s and good from then on, without any sign of it."""
     world = World(lambda now: [0.0] if now < 2 else [0.9], CURVES["overhead"], lambda n: 1e-4)
     drafter = run(world, "cost", [1500] * 8, monkeypatch=monkeypatch)
@@ -130,9 +126,7 @@ def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter.stats.steps / 8 < 600 + 300
 
 
-def test_stragglers_are_drafted_for_though_the_batch_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stragglers_are_drafted_for_though_the_batch_is_not(monkeypatch):
     lengths = [60] * 60 + [600] * 4
     world = World(
         lambda now: [0.6], lambda rows: 5e-4 + 5e-4 * max(16, rows), lambda n: 1e-4 + 1e-5 * n
@@ -141,7 +135,7 @@ def test_stragglers_are_drafted_for_though_the_batch_is_not(
     assert drafter.stats.generated - drafter.stats.steps > 0.4 * 4 * 540
 
 
-def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch):
     world = World(lambda now: [0.7], CURVES["overhead"], lambda n: 5e-4, noise=0.02)
     drafter = run(world, "cost", [800] * 8, monkeypatch=monkeypatch)
     assert drafter.stats.saved_seconds == pytest.approx(world.plain - world.now, rel=0.1)
@@ -161,8 +155,8 @@ def short_answers(
 @pytest.mark.parametrize("batch", [8, 32, 64])
 @pytest.mark.parametrize("chances", [[0.3], [0.0, 0.5, 0.9]])
 def test_short_answers_lose_nothing_where_a_row_costs_as_much_as_a_token(
-    chances: list[float], batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chances, batch, monkeypatch
+):
     for seed in range(3):
         world = short_answers(lambda rows: 2e-4 + 1.2e-3 * rows, chances, batch, seed, monkeypatch)
         assert world.searches > 0
@@ -170,9 +164,7 @@ def test_short_answers_lose_nothing_where_a_row_costs_as_much_as_a_token(
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32])
-def test_short_answers_are_drafted_where_rows_are_cheap(
-    batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_answers_are_drafted_where_rows_are_cheap(batch, monkeypatch):
     for seed in range(3):
         world = short_answers(
             lambda rows: 2e-2 + 1e-4 * rows, [0.8], batch, seed, monkeypatch, prompt_row=5e-5

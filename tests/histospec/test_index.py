@@ -1,7 +1,5 @@
 """What an index holds, what it forgets, and what readers in other processes see."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

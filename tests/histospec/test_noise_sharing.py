@@ -1,7 +1,5 @@
 """Whose noise rhymes, and how often two policies then choose the same token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

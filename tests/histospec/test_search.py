@@ -1,7 +1,5 @@
 """The search against a slow and direct one, over histories in which matches abound."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

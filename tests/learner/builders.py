@@ -1,7 +1,5 @@
 """Tiny models and made-up batches that the learner's tests share."""
 
-from __future__ import annotations
-
 import random
 
 import torch

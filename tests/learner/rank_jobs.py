@@ -1,7 +1,5 @@
 """Ranks in processes of their own, and what they are asked to do in `test_ranks.py`."""
 
-from __future__ import annotations
-
 import pickle
 import time
 import traceback

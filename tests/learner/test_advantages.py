@@ -19,7 +19,7 @@ REWARDS = st.floats(-5, 5, allow_nan=False, width=32).map(lambda number: round(n
     scale=st.sampled_from(["group", "batch", "none"]),
     rng=st.randoms(use_true_random=False),
 )
-def test_equals_trl(rewards: list[list[float]], scale: str, rng):
+def test_equals_trl(rewards, scale, rng):
     """TRL's lines for `sum_then_normalize`, on its own `nanstd`; members in any order."""
     reward = torch.tensor(rewards, dtype=torch.float64)
     mean = torch.nanmean(reward, dim=1, keepdim=True)

@@ -1,7 +1,5 @@
 """An algorithm is a combination of parts; with each a batch's loss is that of the batch."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 from dataclasses import replace
@@ -68,7 +66,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_batch_has_one_loss_however_it_is_cut(setting: str) -> None:
+def test_a_batch_has_one_loss_however_it_is_cut(setting):
     batch = made_up_batch(turns=True)
     whole, cut = tiny_learner(**SETTINGS[setting]), tiny_learner(**SETTINGS[setting], **SMALL)
     same_metrics_but_packing(cut.train(batch, 0), whole.train(batch, 0))
@@ -82,14 +80,14 @@ def same_metrics_but_packing(found: dict, expected: dict) -> None:
     same_metrics({**found, name: 0.0}, {**expected, name: 0.0}, rel=1e-3, abs=1e-5)
 
 
-def test_masked_and_weighted_tokens_are_logged() -> None:
+def test_masked_and_weighted_tokens_are_logged():
     metrics = tiny_learner(off_policy_masks={"veto": 0.9}).train(made_up_batch(), 0)
     assert metrics["off_policy/masked_share"] > 0.9
     metrics = tiny_learner(normalize_importance_weights=True).train(made_up_batch(), 0)
     assert metrics["off_policy/mean_weight"] == pytest.approx(1.0)
 
 
-def test_the_entropys_gradient_is_that_of_autograd() -> None:
+def test_the_entropys_gradient_is_that_of_autograd():
     """Of the mean entropy of a batch without advantages; some tokens are left out by top_k."""
     batch = [replace(sample, reward=0.0) for sample in made_up_batch()]
     rollout = rollout_config(temperature=0.7, top_k=9)
@@ -111,7 +109,7 @@ def test_the_entropys_gradient_is_that_of_autograd() -> None:
     assert metrics["loss"] == pytest.approx(-0.5 * float(total.detach()), rel=1e-4)
 
 
-def test_only_the_most_uncertain_tokens_have_a_part() -> None:
+def test_only_the_most_uncertain_tokens_have_a_part():
     """Of one that has, the loss is the same; all are in the denominator."""
     batch, options = made_up_batch(), {"scale_rewards": "none", "advantage": "reward"}
     whole = tiny_learner(**options).train(batch, 0)["loss"]
@@ -124,7 +122,7 @@ def test_only_the_most_uncertain_tokens_have_a_part() -> None:
     assert abs(losses[0]) > abs(losses[2]) > abs(losses[3]) > 0
 
 
-def test_rewards_are_bounded_and_long_responses_lose() -> None:
+def test_rewards_are_bounded_and_long_responses_lose():
     config = learner_config(reward_clip=2.0, overlong_buffer=4, overlong_penalty=0.5)
     found = shaped_rewards([5.0, -9.0, 1.0, 1.0, 1.0], [1, 6, 7, 8, 10], config, 10)
     assert found.tolist() == [2.0, -2.0, 0.875, 0.75, 0.5]
@@ -133,7 +131,7 @@ def test_rewards_are_bounded_and_long_responses_lose() -> None:
     assert found.values.tolist() == pytest.approx([-0.5, -0.5, 0.5])
 
 
-def test_the_kl_of_a_response_is_taken_from_its_reward() -> None:
+def test_the_kl_of_a_response_is_taken_from_its_reward():
     batch = made_up_batch()
     config = {"beta": 0.2, "kl_in": "reward", "scale_rewards": "none", "kl_estimator": "k1"}
     learner = tiny_learner(**config)
@@ -151,7 +149,7 @@ def test_the_kl_of_a_response_is_taken_from_its_reward() -> None:
 @pytest.mark.parametrize(
     "options", [{"off_policy_correction": "none"}, SEVERAL], ids=["mu", "steps"]
 )
-def test_with_one_token_each_all_ratios_are_one_ratio(options: dict) -> None:
+def test_with_one_token_each_all_ratios_are_one_ratio(options):
     """Of responses of one token, also after steps that moved the policy."""
     batch = made_up_batch(longest=1)
     learners = {name: tiny_learner(ratio=name, epsilon=2.0, **options) for name in RATIOS}
@@ -161,7 +159,7 @@ def test_with_one_token_each_all_ratios_are_one_ratio(options: dict) -> None:
         close(learners[name].rows(), learners["token"].rows(), 1e-4)
 
 
-def test_the_page_is_that_of_the_tables() -> None:
+def test_the_page_is_that_of_the_tables():
     root = Path(__file__).parents[2]
     page = runpy.run_path(str(root / "scripts" / "algorithms_page.py"))["page"]()
     assert (root / "docs" / "algorithms.md").read_text() == page, "the script writes it anew"
@@ -170,7 +168,7 @@ def test_the_page_is_that_of_the_tables() -> None:
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_an_algorithm_sets_what_is_not_set() -> None:
+def test_an_algorithm_sets_what_is_not_set():
     field = LearnerConfig.model_fields["algorithm"]
     assert set(get_args(field.annotation)) == set(ALGORITHMS)
     for name, each in ALGORITHMS.items():
@@ -186,7 +184,7 @@ def test_an_algorithm_sets_what_is_not_set() -> None:
     assert own.ratio == "sequence"
 
 
-def test_another_algorithm_replaces_the_parts_of_a_runs_but_not_a_users() -> None:
+def test_another_algorithm_replaces_the_parts_of_a_runs_but_not_a_users():
     saved = dump_config(Config(learner=LearnerConfig(algorithm="gspo")))
     assert "epsilon: 0.0003" in saved, "a dry run prints the parts"
     assert parse_config(saved).learner.ratio == "sequence"
@@ -201,7 +199,7 @@ def test_another_algorithm_replaces_the_parts_of_a_runs_but_not_a_users() -> Non
     assert users.learner == LearnerConfig(algorithm="sapo", epsilon=0.1)
 
 
-def test_nothing_branches_on_an_algorithms_name() -> None:
+def test_nothing_branches_on_an_algorithms_name():
     """The name is read where it is translated into parts, and no code compares with it."""
     root, found = Path(rhymeflow.__file__).parent, []
     for path in sorted([*root.glob("learner/**/*.py"), *root.glob("config/*.py")]):
@@ -232,7 +230,7 @@ def few(ratios):
 """
 
 
-def test_a_users_functions_take_the_place_of_parts(tmp_path: Path) -> None:
+def test_a_users_functions_take_the_place_of_parts(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
     own = {part: f"{file}:{part}" for part in ("advantage", "ratio", "surrogate")}
@@ -243,7 +241,7 @@ def test_a_users_functions_take_the_place_of_parts(tmp_path: Path) -> None:
     assert any(float(each.abs().max()) > 0 for each in found.values())
 
 
-def test_a_users_advantages_are_one_number_for_each() -> None:
+def test_a_users_advantages_are_one_number_for_each():
     for wrong in (lambda rewards, lengths: 1.0, lambda rewards, lengths: rewards / 0.0):
         with np.errstate(all="ignore"), pytest.raises(UserError, match="one finite number for"):
             group_advantages([0.0, 1.0], [0, 0], "none", wrong)
@@ -258,7 +256,7 @@ def test_a_users_advantages_are_one_number_for_each() -> None:
         ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
     ],
 )
-def test_what_is_no_part_is_said(tmp_path: Path, field: str, given: str, said: str) -> None:
+def test_what_is_no_part_is_said(tmp_path, field, given, said):
     (tmp_path / "mine.py").write_text(OWN)
     config = learner_config(**{field: given.replace("FILE", str(tmp_path / "mine.py"))})
     with pytest.raises(UserError) as error:

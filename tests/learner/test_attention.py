@@ -91,7 +91,7 @@ def trees(draw) -> tuple[list[np.ndarray], int]:
 
 @given(tree=trees(), kv_heads=st.sampled_from([1, 2, 4]), how=weighings(4))
 @settings(max_examples=40)
-def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int, how: Weighing):
+def test_equals_attention_by_hand_with_gradients(tree, kv_heads, how):
     sequences, size = tree
     given = numbers(size, 8, 4, kv_heads, dtype=torch.float64)
     kinds = PackedAttention, ByHand
@@ -110,7 +110,7 @@ def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int, how: Weigh
     data=st.data(),
 )
 @settings(max_examples=60)
-def test_kernels_equal_float64_with_gradients(tree, heads, size: int, num_threads: int, data):
+def test_kernels_equal_float64_with_gradients(tree, heads, size, num_threads, data):
     sequences, num_tokens = tree
     leaves, probe = numbers(num_tokens, size, *heads)
     how = data.draw(weighings(heads[0]))
@@ -205,7 +205,7 @@ HOWS = [
 
 @pytest.mark.parametrize("how", HOWS, ids=["plain", "window", "chunk, cap, sinks"])
 @pytest.mark.parametrize("size", [9, 2 * BLOCK])
-def test_flex_equals_the_rectangles(size: int, how: Weighing):
+def test_flex_equals_the_rectangles(size, how):
     prompt, end = np.arange(3), size - 1
     sequences = [np.r_[prompt, 3 : size // 2], np.r_[prompt, size // 2 : end], np.array([end])]
     leaves, _ = numbers(size, 16, 4, 2)

@@ -30,7 +30,7 @@ def trained(learner: Learner, *steps: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
+def test_plain_transformers_loads_it(tmp_path, dtype):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_token="b"
     )
@@ -62,7 +62,7 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     assert set(model.generation_config.eos_token_id) == ends
 
 
-def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path: Path):
+def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path):
     learner = tiny_learner()
     learner.snapshot().write(CheckpointDir(tmp_path / "step-0"))
     trained(learner, 0)
@@ -86,7 +86,7 @@ def cut_short(learner: Path) -> None:
         (lambda learner: (learner / "progress.json").unlink(), r"no checkpoint .*progress\.json"),
     ],
 )
-def test_a_damaged_one_is_a_clear_error_and_changes_nothing(tmp_path: Path, damage, said: str):
+def test_a_damaged_one_is_a_clear_error_and_changes_nothing(tmp_path, damage, said):
     learner, other = tiny_learner(), tiny_learner()
     trained(learner, 0)
     learner.snapshot().write(CheckpointDir(tmp_path / "step-1"))
@@ -112,7 +112,7 @@ def wait_for(saver: Saver, count: int) -> list[Saved]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypatch, dtype):
+def test_what_is_written_is_the_version_that_was_copied(tmp_path, monkeypatch, dtype):
     options = {
         "beta": 0.1,
         "num_iterations": 2,
@@ -145,7 +145,7 @@ def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypa
     assert restored.checksum() == learner.checksum() != checksum
 
 
-def test_others_are_deleted_when_it_is_complete(tmp_path: Path):
+def test_others_are_deleted_when_it_is_complete(tmp_path):
     learner, saver = tiny_learner(), Saver(CheckpointPlace(tmp_path))
     for version in (1, 2, 3):
         saver.begin(version, learner.snapshot(), keep=(1,))
@@ -157,7 +157,7 @@ def test_others_are_deleted_when_it_is_complete(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error_type", [OSError, RuntimeError])  # torch's writer has its own
-def test_a_disk_that_is_full_costs_no_earlier_checkpoint(tmp_path: Path, monkeypatch, error_type):
+def test_a_disk_that_is_full_costs_no_earlier_checkpoint(tmp_path, monkeypatch, error_type):
     learner, saver = tiny_learner(), Saver(CheckpointPlace(tmp_path))
     saver.begin(1, learner.snapshot(), keep=())
 

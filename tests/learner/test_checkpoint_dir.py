@@ -1,7 +1,5 @@
 """Checkpoints in `run.checkpoint_dir`: complete or absent, of one run, damaged, out of reach."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

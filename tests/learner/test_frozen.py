@@ -1,7 +1,5 @@
 """Frozen parameters stay as they are; all others learn what they learn otherwise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -63,9 +63,7 @@ def begun_alike(batch: list[Sample]) -> list[Sample]:
     ids=str,
 )
 @pytest.mark.parametrize(("turns", "chunk_size"), [(False, 7), (True, 1000), (True, 1)])
-def test_packed_equals_plain_with_gradients(
-    kind: str, sampling: dict, turns: bool, chunk_size: int
-):
+def test_packed_equals_plain_with_gradients(kind, sampling, turns, chunk_size):
     """Untied on purpose for qwen2: the head's own gradient is seen."""
     rollout = rollout_config(**sampling)
     plain, packed = (
@@ -151,7 +149,7 @@ def test_bfloat16_logits_are_not_rounded():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_head_follows_the_weights(dtype: torch.dtype):
+def test_the_head_follows_the_weights(dtype):
     """The fused optimizer changes them without a trace that torch would show."""
     batch, learner = made_up_batch(), tiny_learner(dtype=dtype)
     learner.train(batch, 0)
@@ -170,7 +168,7 @@ def random_rows(count: int, size: int, seed: int = 0) -> tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 5), (70, 33), (3, 200_000)])  # the last in parts
-def test_equals_the_formulas(count: int, size: int):
+def test_equals_the_formulas(count, size):
     x_CV, targets_C = random_rows(count, size)
     x_CV[:, 1:3] = -torch.inf  # left out by top-k
     targets_C[:] = torch.where((targets_C == 1) | (targets_C == 2), 0, targets_C)

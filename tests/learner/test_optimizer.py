@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def _feed(module: nn.Module, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_learning_rate_equals_transformers(kind: str, warmup: int):
+def test_learning_rate_equals_transformers(kind, warmup):
     config = learner_config(lr_scheduler_type=kind, warmup_steps=warmup, max_steps=10)
     name = "constant_with_warmup" if kind == "constant" else kind
     adamw = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=config.learning_rate)
@@ -37,7 +36,7 @@ def test_learning_rate_equals_transformers(kind: str, warmup: int):
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05])
-def test_float32_equals_plain_adamw(max_grad_norm: float | None):
+def test_float32_equals_plain_adamw(max_grad_norm):
     config = learner_config(weight_decay=0.1, max_grad_norm=max_grad_norm, adam_beta2=0.95)
     ours, plain = _module(), _module()
     optimizer = Optimizer(ours, config, torch.float32)
@@ -130,7 +129,7 @@ def test_moments_of_8_bits_take_nearly_adamws_steps():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "muon"])
-def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path: Path, optimizer: str, dtype):
+def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path, optimizer, dtype):
     learner, other = (tiny_learner(optimizer=optimizer, dtype=dtype) for _ in "12")
     for step in range(2):
         learner.train(made_up_batch(seed=step), step)

@@ -26,7 +26,7 @@ SAMPLES = st.lists(
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
-def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], max_tokens: int):
+def test_every_sample_once_whole_and_within_the_budget(samples, max_tokens):
     rows = pack(samples, range(len(samples)), max_tokens)
     assert [i for row in rows for i in row.members] == list(range(len(samples)))
     for row in rows:
@@ -45,7 +45,7 @@ def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], ma
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
-def test_copies_are_counted_if_asked(samples: list[Sample], max_tokens: int):
+def test_copies_are_counted_if_asked(samples, max_tokens):
     """Of two rows in succession the second one's first sample would not have fitted the first."""
     rows = pack(samples, range(len(samples)), max_tokens, counts_copies=True)
     assert [i for row in rows for i in row.members] == list(range(len(samples)))
@@ -55,7 +55,7 @@ def test_copies_are_counted_if_asked(samples: list[Sample], max_tokens: int):
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
-def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
+def test_no_token_is_computed_twice_or_for_nothing(samples, max_tokens):
     for row in pack(samples, range(len(samples)), max_tokens):
         assert set(np.concatenate(row.sequences)) == set(range(len(row.tokens_T)))
         beginnings = set()
@@ -75,7 +75,7 @@ def _size(samples: list[Sample]) -> int:
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
-def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample], max_tokens: int):
+def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples, max_tokens):
     rows = pack(samples, range(len(samples)), max_tokens)
     for row in rows:
         assert _size([samples[i] for i in row.members]) <= max_tokens or len(row.members) == 1
@@ -130,7 +130,7 @@ def test_of_no_samples_there_are_no_rows():
     assert pack_for_rank([], [], 10, 1, 2) == []
 
 
-def test_one_rank_gets_what_is_packed() -> None:
+def test_one_rank_gets_what_is_packed():
     batch = made_up_batch()
     rows = pack_for_rank(batch, range(16), 50, 0, 1)
     assert [row.members for row in rows] == [row.members for row in pack(batch, range(16), 50)]

@@ -1,7 +1,5 @@
 """A learner of many ranks is the learner of one, however batches, rows and tensors are cut."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch
@@ -76,7 +74,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_on_two_ranks_are_those_of_one(case: str):
+def test_steps_on_two_ranks_are_those_of_one(case):
     options, script = CASES[case]
     (rows, weights), _ = on_ranks(2, perform, options, script)
     expected_rows, expected = perform(ALONE, options, script)
@@ -181,7 +179,7 @@ def saved(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks: int):
+def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks):
     options, where, rows, weights, by = saved
     script = [("restore", (where, HALF)), *steps(HALF, 2 * HALF)]
     if num_ranks == 1:

@@ -1,7 +1,5 @@
 """A response in several sequences counts as one, and is trained on like the same tokens in one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

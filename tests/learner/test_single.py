@@ -96,7 +96,7 @@ def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
 
 @pytest.mark.parametrize("loss_type", get_args(LossType))
 @pytest.mark.parametrize("cuts", [(4,), (8, 4), (4, 4, 4, 4)], ids=str)
-def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type: str, cuts):
+def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type, cuts):
     """Whatever they are, and if nothing is left: the same step and metrics as of the whole."""
     batch = made_up_batch()
     options = {"loss_type": loss_type, "beta": 0.1, "max_tokens_per_microbatch": 64}
@@ -154,7 +154,7 @@ def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_recomputed_layers_have_the_same_gradient(dtype: torch.dtype):
+def test_recomputed_layers_have_the_same_gradient(dtype):
     batch = made_up_batch()
     kept, _ = gradients(tiny_learner(dtype=dtype), batch)
     learner = tiny_learner(dtype=dtype, gradient_checkpointing=True)
@@ -192,7 +192,7 @@ def rewarded(reward: float, **components: float) -> Sample:
     return Sample(0, [1], [2, 3], [0.0, 0.0], [0, 0], reward, False, components)
 
 
-def test_each_reward_function_has_its_mean_and_deviation_over_what_it_applied_to() -> None:
+def test_each_reward_function_has_its_mean_and_deviation_over_what_it_applied_to():
     metrics = batch_metrics(
         [
             rewarded(1.5, right=1.0, short=0.5),
@@ -215,7 +215,7 @@ def test_each_reward_function_has_its_mean_and_deviation_over_what_it_applied_to
     assert {name for name in metrics if "reward" in name} == set(expected)
 
 
-def test_lengths_of_responses_that_ended_by_themselves() -> None:
+def test_lengths_of_responses_that_ended_by_themselves():
     """0 where none did, as in TRL."""
 
     def of(length: int, truncated: bool) -> Sample:

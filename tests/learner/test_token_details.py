@@ -1,7 +1,5 @@
 """What the learner says of single tokens, against the formulas and against training without."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,11 +1,8 @@
 """The same numbers as TRL 1.16, from TRL's own code on the same inputs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -96,7 +93,7 @@ def _per_token_logps(trainer: GRPOTrainer, model, inputs) -> torch.Tensor:
 @pytest.mark.parametrize("beta", [0.0, 0.2])
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float, masked: bool):
+def test_loss_gradient_and_metrics(loss_type, correction, beta, masked):
     """One step on a batch from another policy; TRL's inputs are padded, ours packed. TRL's
     `token_truncate` and `token_mask` are our `truncate` and `decoupled`."""
     batch = made_up_batch()
@@ -168,7 +165,7 @@ def paid(completions, **kwargs) -> list[float]:
 
 
 @pytest.mark.parametrize(("loss_type", "scale"), [("dapo", "group"), ("grpo", "batch")])
-def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str):
+def test_a_real_trainer_step_by_step(tmp_path, loss_type, scale):
     """TRL trains a tiny model for three steps; fed with TRL's rollouts we make the same weights.
     One accumulation window of one micro-batch: TRL's `grpo` means are exact there too."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ def test_equals_the_rule_in_words(logits, temperature, top_k, top_p):
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (0, 0.1), (2, 0.1)])
-def test_a_token_asked_for_stays(top_k: int, top_p: float):
+def test_a_token_asked_for_stays(top_k, top_p):
     x = torch.tensor([[5.0, 1.0, 0.0], [0.0, 5.0, 1.0]])
     keep = torch.tensor([2, 1])
     found = shaped(x, temperature=1.0, top_k=top_k, top_p=top_p, keep_R=keep)

@@ -1,8 +1,6 @@
 """Tokenizers: the one that is named, as `AutoTokenizer` finds it, without what models need; special
 tokens that rewards do not see."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -37,7 +35,7 @@ def same(directory) -> bool:
     return type(ours) is type(theirs) and all(ours.encode(t) == theirs.encode(t) for t in texts)
 
 
-def test_it_is_what_auto_tokenizer_finds(tmp_path) -> None:
+def test_it_is_what_auto_tokenizer_finds(tmp_path):
     demo = recipes.directory("demo")
     assert same(str(demo))
     unnamed = tmp_path / "unnamed"
@@ -49,13 +47,13 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path) -> None:
     assert same(str(unnamed))
 
 
-def test_it_loads_no_model_code() -> None:
+def test_it_loads_no_model_code():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     own = ["torch._dynamo"] if transformers.__version__.startswith("5.19.") else []
     assert done.stdout.split() == own
 
 
-def test_the_tokenizer_is_the_one_that_is_named(tmp_path: Path):
+def test_the_tokenizer_is_the_one_that_is_named(tmp_path):
     own = AutoTokenizer.from_pretrained(recipes.directory("demo"))
     own.chat_template = "{{ messages[0].content }}"
     own.save_pretrained(tmp_path)
@@ -77,11 +75,11 @@ def said(tmp_path: Path, *special: str, template: str | None = None, **rollout: 
 
 
 @pytest.mark.parametrize("special", [(), ("<|im_start|>", "<s>", "<unused7>", "<｜fim▁hole｜>")])
-def test_control_tokens_are_no_text(tmp_path: Path, special: tuple[str, ...]):
+def test_control_tokens_are_no_text(tmp_path, special):
     assert said(tmp_path, *special) is None
 
 
-def test_tags_are_named(tmp_path: Path):
+def test_tags_are_named(tmp_path):
     tags = [f"<{name}>" for name in "abcdef"]
     assert "has <a>, <b>, <c>, <d> and 2 more as special tokens" in said(tmp_path, *tags)
     assert "has <a> as special tokens" in said(tmp_path, "<a>", "<turn>", template="<turn>{{ 1 }}")
@@ -98,7 +96,7 @@ def test_rewards_get_the_text_of_special_tokens_if_asked_to():
     assert decoder(tokenizer, kept)(ids) == "<answer>12"
 
 
-def test_a_dry_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_says_so(tmp_path, capsys):
     copytree(recipes.directory("demo"), tmp_path / "tok")
     tokenizer = load_tokenizer(ModelConfig(name=str(tmp_path / "tok")))
     tokenizer.add_tokens([AddedToken("<answer>", special=True)])

@@ -1,7 +1,5 @@
 """A made-up run directory, and what puts more into one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

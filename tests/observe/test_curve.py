@@ -1,7 +1,5 @@
 """Curves of braille characters: dots where the values are."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -11,7 +9,7 @@ from rhymeflow.observe.curve import curve
 POINTS = st.dictionaries(st.integers(0, 10**4), st.floats(-1e3, 1e3), min_size=1, max_size=50)
 
 
-def test_a_curve_and_its_axes() -> None:
+def test_a_curve_and_its_axes():
     assert curve([(1, 0.0), (4, 1.0), (7, 1.0)], 12, 6).plain.splitlines() == [
         "  1 ┤  ⢠⠋⠉⠉⠉",
         "0.5 ┤  ⡎    ",

@@ -1,7 +1,5 @@
 """`rhymeflow inspect`: a run, a step, a group and responses, shown and as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -93,11 +91,11 @@ def ids(text: str) -> list[str]:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_shown(tmp_path: Path, options: dict[str, Any], parts: tuple[str, ...]) -> None:
+def test_what_is_shown(tmp_path, options, parts):
     assert_shows(make_run(tmp_path), *parts, **options)
 
 
-def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path: Path) -> None:
+def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path):
     """Leaving out what was stopped would hide that it is the long ones that are."""
     with stored(tmp_path) as store:
         group(store, 0)
@@ -119,9 +117,7 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("words", [None, ACTS], ids=["plain", "hostile"])
-def test_no_line_is_wider_than_the_console_and_no_text_acts_on_it(
-    tmp_path: Path, width: int, words: str | None
-) -> None:
+def test_no_line_is_wider_than_the_console_and_no_text_acts_on_it(tmp_path, width, words):
     make_run(tmp_path, num_steps=100, words=words)
     for options in ({}, {"trajectory": "4.0"}, {"worst": 3, "best": 2}, {"step": 2}, {"group": 4}):
         text = shown(tmp_path, width, **options)
@@ -130,7 +126,7 @@ def test_no_line_is_wider_than_the_console_and_no_text_acts_on_it(
         assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(text), options
 
 
-def test_figures_of_any_size_fit(tmp_path: Path) -> None:
+def test_figures_of_any_size_fit(tmp_path):
     make_run(tmp_path)
     row = {"step": 12345, "time": 1e6, "eval/reward": -1e5, "reward": 1e5, "grad_norm": 1e7}
     row |= {"large": 1e300, "small": -1.5e-9, "none": None}
@@ -144,7 +140,7 @@ def test_figures_of_any_size_fit(tmp_path: Path) -> None:
     assert_shows(tmp_path, *parts, width=60, step=12345)
 
 
-def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
+def test_it_opens_with_what_was_learned(tmp_path):
     text = shown(make_run(tmp_path, num_steps=9), width=80)
     (tmp_path / "long").mkdir()
     long = make_run(begun(tmp_path / "long", name="run"), 99, words="many words " * 200)
@@ -160,7 +156,7 @@ def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
         place = text.index(words, place)
 
 
-def test_it_says_what_limits_the_run(tmp_path: Path) -> None:
+def test_it_says_what_limits_the_run(tmp_path):
     make_run(tmp_path)
     assert "limited by" not in shown(tmp_path), "no attempt says at which bound it ran"
     begun(tmp_path, schedule={"name": "synchronous"})
@@ -168,7 +164,7 @@ def test_it_says_what_limits_the_run(tmp_path: Path) -> None:
     assert_shows(tmp_path, f"pace {limited} (last 3 steps)")
 
 
-def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path):
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     store.commit()
     assert "step 0" in shown(tmp_path)
@@ -187,7 +183,7 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Pat
     store.close()
 
 
-def test_how_far_the_run_is(tmp_path: Path) -> None:
+def test_how_far_the_run_is(tmp_path):
     make_run(tmp_path)
     assert ": killed, step 4 after 0:41" in shown(tmp_path)
     begun(tmp_path, name="sums", learner={"max_steps": 9}, schedule={"name": "staleflow"})
@@ -207,7 +203,7 @@ def test_how_far_the_run_is(tmp_path: Path) -> None:
 # -- steps, groups and responses ------------------------------------------------------------------
 
 
-def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path) -> None:
+def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path):
     with stored(tmp_path) as store:
         for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.0), (None, None), (1.0, -1.0)]):
             group(store, number)
@@ -222,7 +218,7 @@ def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path
     assert "It has no metrics yet." in text
 
 
-def test_a_prompt_again_and_segments_of_an_environment(tmp_path: Path) -> None:
+def test_a_prompt_again_and_segments_of_an_environment(tmp_path):
     make_run(tmp_path)
     with stored(tmp_path) as store:
         group(store, 20, row=4, epoch=1, prompt=[{"role": "user", "content": "hi"}])
@@ -237,7 +233,7 @@ def test_a_prompt_again_and_segments_of_an_environment(tmp_path: Path) -> None:
     assert_shows(tmp_path, made, f"\n6-8 0 {ENVIRONMENT} - - - -", width=80, trajectory="10.0")
 
 
-def test_the_worst_and_the_best_can_be_listed(tmp_path: Path) -> None:
+def test_the_worst_and_the_best_can_be_listed(tmp_path):
     make_run(tmp_path)
     # Groups 0 to 7 are trained on, 8 was left out, 9 is open: the newest group comes first.
     assert ids(shown(tmp_path, worst=3)) == ["9.1", "8.1", "7.1"]
@@ -245,7 +241,7 @@ def test_the_worst_and_the_best_can_be_listed(tmp_path: Path) -> None:
     assert ids(shown(tmp_path, worst=9, step=3)) == ["5.1", "4.1", "5.0", "4.0"]
 
 
-def test_a_group_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_of_a_suite(tmp_path, capsys):
     with stored(make_run(tmp_path)) as store:
         answered(store, -1, [0.25, 0.5], row=4, version=2)
     text = shown(tmp_path, trajectory="-1.1")
@@ -263,7 +259,7 @@ def test_a_group_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 # -- mistakes -------------------------------------------------------------------------------------
 
 
-def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path: Path) -> None:
+def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path):
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()
     size = int.from_bytes(contents[16:18])
@@ -292,7 +288,7 @@ def found(run_dir: Path, **options: Any) -> Any:
     return json.loads(text)
 
 
-def test_json_of_each_thing_has_documented_keys(tmp_path: Path) -> None:
+def test_json_of_each_thing_has_documented_keys(tmp_path):
     make_run(tmp_path, words=ACTS)
     run, step, whole = found(tmp_path), found(tmp_path, step=2), found(tmp_path, group=4)
     both = found(tmp_path, best=1, worst=2, step=3)
@@ -324,7 +320,7 @@ def test_json_of_each_thing_has_documented_keys(tmp_path: Path) -> None:
         assert not set(keys) - set(re.findall(r"\w+", told[of])), of
 
 
-def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
+def test_a_number_that_json_does_not_have_is_null(tmp_path):
     with stored(tmp_path) as store:
         group(store, 0)
         segment(store, (0, 0), 1, logprobs=[-float("inf")])
@@ -332,9 +328,7 @@ def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--json"], []])
-def test_who_reads_only_the_beginning_of_what_is_printed(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_who_reads_only_the_beginning_of_what_is_printed(tmp_path, options):
     run = make_run(tmp_path, words="many words " * 2_000)
     command = [sys.executable, "-m", "rhymeflow", "inspect", str(run), "--best", "9", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,7 +1,5 @@
 """Verdicts on learning: what each is given for, and that a run that learns gets none."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -61,7 +59,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_verdict_is_given_for_its_cause(name: str) -> None:
+def test_a_verdict_is_given_for_its_cause(name):
     assert name in names(after(*CASES[name]))
     if CASES[name][1:]:
         assert name not in names(after(CASES[name][0])), "one step is no evidence"
@@ -69,7 +67,7 @@ def test_a_verdict_is_given_for_its_cause(name: str) -> None:
     assert name not in names(after(*CASES[name], *over))
 
 
-def test_a_run_that_learns_is_not_accused() -> None:
+def test_a_run_that_learns_is_not_accused():
     rising = [
         {
             "reward": 0.5 + 0.02 * i,
@@ -84,20 +82,20 @@ def test_a_run_that_learns_is_not_accused() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_plus_plus"])
-def test_responses_that_are_not_compared_in_their_group_need_no_spread(algorithm: str) -> None:
+def test_responses_that_are_not_compared_in_their_group_need_no_spread(algorithm):
     flat = [{"frac_reward_zero_std": 1.0}] * WINDOW
     assert names(after(*flat, more={"learner.algorithm": algorithm})) == []
     assert names(after(*flat)) == ["no spread of rewards"]
 
 
-def test_rewards_that_were_never_anything_else_are_0() -> None:
+def test_rewards_that_were_never_anything_else_are_0():
     nothing = {**GOOD, "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
     learning = Learning(read_config("demo"))
     found = [learning.add(step, nothing) for step in range(1, WINDOW + 1)]
     assert [[verdict.name for verdict in each] for each in found] == [[], [], [], ["rewards all 0"]]
 
 
-def test_groups_may_be_filtered_without_end() -> None:
+def test_groups_may_be_filtered_without_end():
     learning = Learning(read_config("demo"))
     most = WINDOW * read_config("demo").learner.groups_per_batch
     assert [learning.filtered(count) for count in range(most)] == [[]] * most
@@ -110,7 +108,7 @@ def test_groups_may_be_filtered_without_end() -> None:
     assert learning.now == []
 
 
-def test_a_reward_that_stays_as_it_was_is_named_after_a_hundred_steps() -> None:
+def test_a_reward_that_stays_as_it_was_is_named_after_a_hundred_steps():
     noise = (0.02, -0.03, 0.01, 0.0)
     flat = [{"reward": 0.3 + noise[i % 4]} for i in range(120)]
     rising = [{"reward": 0.3 + i / 2000 + noise[i % 4]} for i in range(120)]
@@ -119,12 +117,12 @@ def test_a_reward_that_stays_as_it_was_is_named_after_a_hundred_steps() -> None:
     assert names(after(*rising)) == []
 
 
-def test_a_low_reward_that_varies_has_not_collapsed() -> None:
+def test_a_low_reward_that_varies_has_not_collapsed():
     few = [{"reward": reward} for reward in (0.9, 0.0, 0.6, 0.1, 0.3, 0.0, 0.1, 0.4)]
     assert "reward collapsed" not in names(after(*few))
 
 
-def test_what_is_never_used_is_named() -> None:
+def test_what_is_never_used_is_named():
     steps = [{"tools/call_frequency": 0.0, "turns/mean": 1.0}] * WINDOW
     assert "tools unused" in names(after(*steps, recipe="smollm2_tools"))
     assert "turns unused" in names(after(*steps, recipe="guess"))
@@ -133,14 +131,14 @@ def test_what_is_never_used_is_named() -> None:
     assert "reward function returns None" in names(after({}, more=two))
 
 
-def test_a_verdict_is_news_once() -> None:
+def test_a_verdict_is_news_once():
     learning = after()
     news = [learning.add(9 + i, {**GOOD, "kl": 4.0}) for i in range(2 * WINDOW)]
     assert [[verdict.name for verdict in each] for each in news].count(["reference runs away"]) == 1
     assert all(not each for each in news[WINDOW:])
 
 
-def test_what_held_before_a_resume_is_no_news() -> None:
+def test_what_held_before_a_resume_is_no_news():
     learning, row = Learning(read_config("demo")), {**GOOD, "kl": 4.0}
     for step in range(1, WINDOW + 1):
         learning.take(step, row)
@@ -148,7 +146,7 @@ def test_what_held_before_a_resume_is_no_news() -> None:
     assert learning.add(WINDOW + 1, row) == []
 
 
-def test_a_held_out_change_is_compared_with_its_noise() -> None:
+def test_a_held_out_change_is_compared_with_its_noise():
     def ends(first: float, last: float) -> list[str]:
         learning = after({"eval/reward": first, "eval/held_out/stderr": 0.1},
                          {"eval/reward": last, "eval/held_out/stderr": 0.1})  # fmt: skip
@@ -158,7 +156,7 @@ def test_a_held_out_change_is_compared_with_its_noise() -> None:
     assert ends(0.125, 0.6) == []
 
 
-def test_every_verdict_has_its_place_in_the_docs() -> None:
+def test_every_verdict_has_its_place_in_the_docs():
     root = Path(__file__).parents[2]
     source = (root / "rhymeflow/observe/learning.py").read_text()
     page = (root / "docs/troubleshooting.md").read_text()

@@ -1,7 +1,5 @@
 """What limits a run: the rule, and that it does not flicker."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -34,17 +32,17 @@ def fed(*steps: tuple[float, float], bound: int = 1, staleness: float = 1.0) -> 
         (0.5, 0.45, 2, "limited by what both wait for: instances idle 50%, learner 45%"),
     ],
 )
-def test_the_rule(rollout: float, learner: float, staleness: float, line: str) -> None:
+def test_the_rule(rollout, learner, staleness, line):
     assert fed((rollout, learner), bound=3, staleness=staleness).now.line == line
 
 
-def test_the_first_step_has_the_time_of_the_start_and_counts_only_by_itself() -> None:
+def test_the_first_step_has_the_time_of_the_start_and_counts_only_by_itself():
     assert fed((0.9, 0.1)).now.verdict == "learner"
     after = fed((0.9, 0.1), (0.0, 0.5)).now
     assert (after.verdict, after.idle_rollout, after.steps) == ("rollout", 0.0, 1)
 
 
-def test_the_latest_steps_count_by_their_time() -> None:
+def test_the_latest_steps_count_by_their_time():
     limits = fed((0, 0), *[(0.9, 0.0)] * 50, *[(0.0, 0.9)] * WINDOW)
     assert (limits.now.idle_rollout, limits.now.steps) == (0, WINDOW)
     limits = fed((0, 0))
@@ -53,7 +51,7 @@ def test_the_latest_steps_count_by_their_time() -> None:
     assert limits.now.idle_learner == pytest.approx(0.9)
 
 
-def test_steps_that_come_in_turns_do_not_flicker() -> None:
+def test_steps_that_come_in_turns_do_not_flicker():
     """At a bound of 1 the batch after a long one is there already."""
     limits, found = fed((0, 0)), set()
     for _ in range(20):
@@ -63,7 +61,7 @@ def test_steps_that_come_in_turns_do_not_flicker() -> None:
     assert found == {"rollout"}
 
 
-def test_near_a_line_what_was_found_stays() -> None:
+def test_near_a_line_what_was_found_stays():
     limits, found = fed((0, 0)), []
     for learner in (*[0.1] * WINDOW, *[0.17] * WINDOW, *[0.21] * WINDOW, *[0.13] * WINDOW):
         add(limits, 1.0, 0.0, learner, 0)
@@ -73,7 +71,7 @@ def test_near_a_line_what_was_found_stays() -> None:
     assert sum(a != b for a, b in pairwise(found)) == 1
 
 
-def test_of_metrics_by_step() -> None:
+def test_of_metrics_by_step():
     row = {"step_time": 2.0, "idle/rollout": 0.0, "idle/learner": 0.5, "staleness/max": 1.0}
     assert of_rows([{"eval/reward": 1.0}, row, row], 1).verdict == "rollout"
     assert of_rows([{"eval/reward": 1.0}, {**row, "idle/rollout": None}], 1) is None

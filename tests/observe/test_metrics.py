@@ -1,7 +1,5 @@
 """metrics.jsonl, read back; trackers."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import signal

@@ -1,9 +1,6 @@
 """What is wrong with a command that looks at runs is one line, and nothing is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """`run` and `bare`, which has no metrics; `said` has a response."""
     found = tmp_path_factory.mktemp("runs")
     made(found / "run")
@@ -64,9 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("export said --output r.jsonl --steps 70:", "no row of trajectories to write: 1 not want"),
     ],
 )
-def test_mistakes_are_one_line(
-    folder: Path, line: str, message: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_line(folder, line, message, refused, monkeypatch):
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
     assert message in refused(*line.split())

@@ -1,7 +1,5 @@
 """`rhymeflow plot`: which runs are one line, what its band is, and what is drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ def with_rewards(run_dir: Path, rewards: list[float]) -> Path:
         (([0, 1], [5, 6]), [0, 1], [5, 6], None),
     ],
 )
-def test_a_mean_is_taken_where_all_curves_are(curves: Any, x: Any, y: Any, deviation: Any) -> None:
+def test_a_mean_is_taken_where_all_curves_are(curves, x, y, deviation):
     found = mean([curve(*pair) for pair in zip(curves[::2], curves[1::2], strict=True)])
     assert (found.x.tolist(), found.y.tolist()) == (x, y)
     assert (found.deviation is None) == (len(curves) == 2)
@@ -54,7 +52,7 @@ PAIRS = st.tuples(st.integers(-99, 99), st.integers(1, 9))
 
 
 @given(st.lists(PAIRS, min_size=1, max_size=20), st.integers(1, 25))
-def test_smoothing_is_the_mean_of_the_last_values(values: list[Any], count: int) -> None:
+def test_smoothing_is_the_mean_of_the_last_values(values, count):
     wanted = []
     for end in range(1, len(values) + 1):
         last = values[max(end - count, 0) : end]
@@ -63,7 +61,7 @@ def test_smoothing_is_the_mean_of_the_last_values(values: list[Any], count: int)
     assert _smoothed(y, count, seconds) == pytest.approx(wanted)
 
 
-def test_axes(tmp_path: Path) -> None:
+def test_axes(tmp_path):
     run = with_rewards(made(tmp_path / "run"), [0.5, 0.25, 1.0])
     by = {axis: Points(run, axis).curve("reward", 1) for axis in ("step", "time", "trajectories")}
     assert all(each is not None and each.y.tolist() == [0.5, 0.25, 1] for each in by.values())
@@ -80,7 +78,7 @@ def test_axes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch):
     """What was drawn."""
     found: list[Figure] = []
     save = Figure.savefig
@@ -93,9 +91,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return found
 
 
-def test_a_picture_of_two_settings_with_two_seeds_each(
-    tmp_path: Path, figures: list[Figure], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_of_two_settings_with_two_seeds_each(tmp_path, figures, capsys):
     runs = [
         with_rewards(made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate),
                      [0.1, 0.2 + seed, rate])

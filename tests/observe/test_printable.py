@@ -1,7 +1,5 @@
 """What a response says is shown as it is, on the lines there are, and does nothing else."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len

@@ -1,7 +1,5 @@
 """The display, rendered to text at several widths, and the plain lines."""
 
-from __future__ import annotations
-
 import io
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,9 +1,5 @@
 """What is answered about a run: groups, steps and responses, for the terminal and the pages."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,7 +16,7 @@ from tests.store.stores import finished, group, segment
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> TrajectoryReader:
+def reader(tmp_path):
     """See `make_run`; then group 10, the prompt of group 4 again, with all that can be known of a
     response, one that is going on, and one that has no token yet."""
     make_run(tmp_path)
@@ -41,7 +37,7 @@ def reader(tmp_path: Path) -> TrajectoryReader:
     return TrajectoryReader(tmp_path / "events.db")
 
 
-def test_a_group(reader: TrajectoryReader) -> None:
+def test_a_group(reader):
     found = query.group(reader, 10)
     first, second = found.pop("members")
     epochs = [
@@ -67,7 +63,7 @@ def test_a_group(reader: TrajectoryReader) -> None:
     assert "has no group 99; they go to 11" in refusal(query.group, reader, 99)
 
 
-def test_a_response_token_by_token(reader: TrajectoryReader) -> None:
+def test_a_response_token_by_token(reader):
     found = query.response(reader.path.parent, reader, TrajectoryId(10, 0))
     segments = found.pop("segments")
     assert [(each["start"], each["version"], each["observed"]) for each in segments] == [
@@ -89,7 +85,7 @@ def test_a_response_token_by_token(reader: TrajectoryReader) -> None:
         query.response(reader.path.parent, reader, TrajectoryId(77, 0))
 
 
-def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
+def test_of_deleted_tokens_there_are_none(reader):
     with stored(reader.path.parent) as store:
         for _ in range(3):
             store.prune(before=99, history_tokens=0)
@@ -99,7 +95,7 @@ def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
     assert [member["length"] for member in query.group(reader, 0)["members"]] == [10, 100]
 
 
-def test_texts_of_tokens_are_the_tokenizers_or_none(reader: TrajectoryReader) -> None:
+def test_texts_of_tokens_are_the_tokenizers_or_none(reader):
     def load(model: ModelConfig) -> Texts:
         assert model.name == "recipe:demo"
         return lambda tokens: [f"t{token}" for token in tokens]
@@ -111,7 +107,7 @@ def test_texts_of_tokens_are_the_tokenizers_or_none(reader: TrajectoryReader) ->
     assert TokenTexts(unloadable).of(reader, [1, 5]) is None
 
 
-def test_sections_of_a_configuration_of_before(tmp_path: Path) -> None:
+def test_sections_of_a_configuration_of_before(tmp_path):
     """Fields that are gone say nothing to who looks at the run; a value must be one, still."""
     make_run(tmp_path)
     reader = TrajectoryReader(tmp_path / "events.db")

@@ -1,12 +1,9 @@
 """`rhymeflow runs`: which runs are found, what state they are in, and what tells them apart."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json
 import os
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -22,7 +19,7 @@ from rhymeflow.observe.runs import find, read, show
 from tests.observe.runs import begun, made, stored
 
 
-def test_states(tmp_path: Path) -> None:
+def test_states(tmp_path):
     run_dir = made(tmp_path / "run")
     assert read(run_dir)["state"] == "killed", "nothing says how it ended"
     summary.write(run_dir)
@@ -43,7 +40,7 @@ def test_states(tmp_path: Path) -> None:
     assert read(run_dir)["state"] == "ended"
 
 
-def test_runs_are_found_below_and_not_in_runs(tmp_path: Path) -> None:
+def test_runs_are_found_below_and_not_in_runs(tmp_path):
     first = made(tmp_path / "runs" / "sweep" / "a")
     second = made(tmp_path / "runs" / "b")
     made(second / "inside")
@@ -51,9 +48,7 @@ def test_runs_are_found_below_and_not_in_runs(tmp_path: Path) -> None:
     assert find([first, tmp_path / "runs"]) == [first, second]
 
 
-def test_the_list_is_by_time_and_names_what_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_is_by_time_and_names_what_cannot_be_read(tmp_path, capsys, monkeypatch):
     made(tmp_path / "runs" / "a", "2026-03-02T10:00:00Z")
     made(tmp_path / "runs" / "b", "2026-03-01T10:00:00Z")
     with (tmp_path / "runs" / "b" / "metrics.jsonl").open("a") as file:
@@ -83,9 +78,7 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(123, ()), (90, ("trained", "recipe", "began"))])
-def test_names_are_whole_and_other_columns_give_way(
-    tmp_path: Path, width: int, left_out: tuple[str, ...]
-) -> None:
+def test_names_are_whole_and_other_columns_give_way(tmp_path, width, left_out):
     name = "a-run-with-a-long-name-20261122-230815"
     made(tmp_path / name)
     made(tmp_path / "b")
@@ -98,7 +91,7 @@ def test_names_are_whole_and_other_columns_give_way(
             assert (heading in out) == (not is_terminal or heading not in left_out), heading
 
 
-def test_what_was_changed_is_compared_with_the_recipe_or_the_defaults(tmp_path: Path) -> None:
+def test_what_was_changed_is_compared_with_the_recipe_or_the_defaults(tmp_path):
     config = read_config("guess", {"learner.learning_rate": "1e-3", "run.output_dir": "here"})
     config = config.model_copy(update={"schedule": rules_in_force(config)})
     fields = fields_of(begun(tmp_path, **json.loads(config.model_dump_json())))
@@ -109,6 +102,6 @@ def test_what_was_changed_is_compared_with_the_recipe_or_the_defaults(tmp_path: 
     assert found["fields"]["name"] == "run"
 
 
-def test_differences_know_types_and_missing_fields() -> None:
+def test_differences_know_types_and_missing_fields():
     found = differences([{"a": 1, "b": 2, "c": True}, {"a": 1, "b": 3, "c": 1, "d": None}])
     assert found == {"b": [2, 3], "c": [True, 1], "d": ["(no such field)", None]}

@@ -1,7 +1,5 @@
 """The summary is what the run directory says."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

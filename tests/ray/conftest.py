@@ -1,15 +1,12 @@
 """A Ray of several logical nodes on this machine, for all tests of this folder."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Callable, Iterator
 
 import pytest
 
 
 @pytest.fixture(scope="package")
-def cluster() -> Iterator:
+def cluster():
     """A head with room for a learner of two ranks, or for one and an instance."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
@@ -20,7 +17,7 @@ def cluster() -> Iterator:
 
 
 @pytest.fixture
-def nodes(cluster) -> Callable:
+def nodes(cluster):
     """The cluster with so many nodes beside its head, of one CPU each."""
 
     def with_others(count: int):

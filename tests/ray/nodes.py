@@ -4,8 +4,6 @@ Each has its own Ray processes and object store, so one can be killed as a machi
 and files they share. All of it listens on the loopback, and nothing is left when the block ends. A
 node that is gone is noticed after some ten seconds."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs on Ray that something happens to."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

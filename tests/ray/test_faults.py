@@ -1,7 +1,5 @@
 """Workers and nodes that die, hang and come: the run goes on, and its log holds every law."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

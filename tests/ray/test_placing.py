@@ -1,7 +1,5 @@
 """What the runtime asks of Ray: CPUs, GPUs and order. Ray itself is made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -15,7 +13,7 @@ H100S = {"CPU": 100.0, "GPU": 8.0}
 
 
 @pytest.fixture(autouse=True)
-def after_the_cluster(cluster) -> None:
+def after_the_cluster(cluster):
     """Ray reads settings of the other tests' cluster when it is imported."""
 
 
@@ -39,7 +37,7 @@ def started(*nodes: dict[str, float], has_gpus: bool = True) -> tuple[MagicMock,
     return ray, [call.kwargs for call in ray.remote.call_args_list], [call.args for call in given]
 
 
-def test_instances_wait_until_the_ranks_have_their_places() -> None:
+def test_instances_wait_until_the_ranks_have_their_places():
     ray, (*_, options), given = started(H100S, H100S)
     ray.util.placement_group.assert_called_once_with([{"CPU": 12, "GPU": 1}] * 2, strategy="PACK")
     group = ray.util.placement_group.return_value
@@ -57,7 +55,7 @@ def test_instances_wait_until_the_ranks_have_their_places() -> None:
         ([{"CPU": 64.0}], False, 1),
     ],
 )
-def test_a_worker_has_the_cores_of_its_gpu(nodes, has_gpus, threads) -> None:
+def test_a_worker_has_the_cores_of_its_gpu(nodes, has_gpus, threads):
     _, (rank, _, instance), given = started(*nodes, has_gpus=has_gpus)
     assert {setup.num_threads for setup, *_ in given} == {threads}
     assert (rank["num_cpus"], rank["num_gpus"]) == (threads, has_gpus)

@@ -1,7 +1,5 @@
 """On three nodes a synchronous run samples the tokens and has the losses that it has locally."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What is said where Ray is missing, of another version, or not there. Needs no Ray."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing, nullcontext
 from importlib import metadata

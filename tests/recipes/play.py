@@ -1,7 +1,5 @@
 """Episodes of recipes' environments, played by messages that are already written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

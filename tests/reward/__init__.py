@@ -1,7 +1,5 @@
 """How a test has a reward function judge responses, in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reward `code_execution`: columns of the usual data sets, shares, and what is no reward."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -51,13 +49,11 @@ ONE = {"type": "stdin_stdout", "input": "4\n", "output": "8\n"}
         ("```python\nclass Solution:\n    def f(self, x): return x * x\n```", {"tests": CALLS}, 1),
     ],
 )
-def test_tests_are_taken_in_the_usual_forms(
-    completion: str, columns: dict[str, Any], share: float
-) -> None:
+def test_tests_are_taken_in_the_usual_forms(completion, columns, share):
     assert score(completion, columns) == share
 
 
-def test_options() -> None:
+def test_options():
     assert score(SQUARE, {"tests": ASSERTS}, continuous=False) == 0
     assert score(SQUARE, {"tests": ASSERTS[:2]}, continuous=False) == 1
     assert score(DOUBLE, {"tests": ["assert False"], "mine": [ONE]}, column="mine") == 1
@@ -65,7 +61,7 @@ def test_options() -> None:
     assert "takes no option 'timeot'" in message
 
 
-def test_outputs_are_compared_word_by_word() -> None:
+def test_outputs_are_compared_word_by_word():
     echo = "```python\nimport sys\nprint(sys.stdin.read())\n```"
     same = [("1  2 \n3\n", "1 2\n3"), ("0.3333333333", "0.33333333"), ("", ""), ("a", "a\n\n")]
     other = [("1 2 3", "1 2\n3"), ("0.34", "0.33"), ("7.0", "7"), ("a", "a.b"), ("", "1")]
@@ -83,12 +79,12 @@ def test_outputs_are_compared_word_by_word() -> None:
         "import os\nos.write(4, b'1')\nos.write(3, b'1')",
     ],
 )
-def test_what_fails_is_worth_nothing(program: str) -> None:
+def test_what_fails_is_worth_nothing(program):
     tests = [{"input": "", "output": "1"}]
     assert score(f"```python\n{program}\n```", {"tests": tests}) == 0
 
 
-def test_responses_without_a_program_are_counted() -> None:
+def test_responses_without_a_program_are_counted():
     judge = Judge(RewardFunction(function="code_execution"))
     loop = "```python\nwhile True: pass\n```"
     texts = ["no program", SQUARE]
@@ -110,12 +106,12 @@ def test_responses_without_a_program_are_counted() -> None:
         ({"tests": {"inputs": [1], "outputs": []}}, "has no tests in a known form"),
     ],
 )
-def test_a_row_without_tests_is_an_error(columns: dict[str, Any], says: str) -> None:
+def test_a_row_without_tests_is_an_error(columns, says):
     with pytest.raises(NotAReward, match=says):
         score(SQUARE, columns)
 
 
-def test_a_sandbox_that_fails_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_fails_is_no_reward(monkeypatch):
     judge = Judge(RewardFunction(function="code_execution"))
     assert judged(judge, [SQUARE], {"tests": ASSERTS[:1]}) == [1]
     monkeypatch.setattr(programs, "INSIDE", "none.py")
@@ -136,5 +132,5 @@ def test_a_sandbox_that_fails_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> N
         ("x = 1", None),
     ],
 )
-def test_the_last_block_of_python_is_the_program(text: str, block: str | None) -> None:
+def test_the_last_block_of_python_is_the_program(text, block):
     assert code_block(text) == block

@@ -1,8 +1,5 @@
 """Names, options and the built-in functions, called in this process."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,13 +46,11 @@ def refused(function: str, **options: Any) -> str:
         ("42", {"answer": "42", "strip": "x", "after": "y", "column": "z"}, {}, 1),
     ],
 )
-def test_exact_match(
-    completion: str, columns: dict[str, Any], options: dict[str, Any], reward: float
-) -> None:
+def test_exact_match(completion, columns, options, reward):
     assert score("exact_match", completion, columns, **options) == reward
 
 
-def test_exact_match_without_a_right_answer_is_an_error() -> None:
+def test_exact_match_without_a_right_answer_is_an_error():
     assert "no column 'answer' or 'ground_truth'" in failure("exact_match", "4", {"anser": "4"})
     assert "did you mean anser?" in failure("exact_match", "4", {"anser": "4"})
     assert "no column 'truth'" in failure("exact_match", "4", {"answer": "4"}, column="truth")
@@ -71,7 +66,7 @@ def test_exact_match_without_a_right_answer_is_an_error() -> None:
         ({"pattern": "c"}, 0),
     ],
 )
-def test_regex(options: dict[str, Any], reward: float) -> None:
+def test_regex(options, reward):
     assert score("regex", "a<b>1\n2</b>", {"pattern": "a column"}, **options) == reward
 
 
@@ -88,15 +83,15 @@ def test_regex(options: dict[str, Any], reward: float) -> None:
         ("no idea", "4", 0),
     ],
 )
-def test_math_verify(completion: str, truth: str, reward: float) -> None:
+def test_math_verify(completion, truth, reward):
     assert score("math_verify", completion, {"answer": truth}) == reward
 
 
-def test_math_verify_needs_a_right_answer_that_is_mathematics() -> None:
+def test_math_verify_needs_a_right_answer_that_is_mathematics():
     assert "is no mathematics" in failure("math_verify", "4", {"answer": ""})
 
 
-def test_reasoning_gym_scores_by_the_dataset() -> None:
+def test_reasoning_gym_scores_by_the_dataset():
     def columns_of(dataset: str) -> dict[str, Any]:
         config = DataConfig(source=f"reasoning_gym:{dataset}", size=1, eval_size=0)
         return load_prompts(config, 0)[0][0].columns
@@ -117,7 +112,7 @@ def test_reasoning_gym_scores_by_the_dataset() -> None:
     assert score("reasoning_gym", text, columns, extract="last_line") == 1
 
 
-def test_a_recipe_gives_its_reward() -> None:
+def test_a_recipe_gives_its_reward():
     assert score("recipe:demo", "a1+0=1 =1", {"answer": "1"}) == 1
     assert score("recipe:demo", "a1+0=1 =2", {"answer": "1"}) == 0
 
@@ -126,7 +121,7 @@ def narrow(completions: list[str], width: int = 1) -> list[float]:
     return [float(width) for _ in completions]
 
 
-def test_mistakes_in_names_and_options() -> None:
+def test_mistakes_in_names_and_options():
     assert "no built-in has this name; did you mean exact_match?" in refused("exactmatch")
     assert "there is no file" in refused("no/such.py:f")
     assert "takes no option 'colunm'; did you mean column?" in refused("exact_match", colunm="x")
@@ -148,16 +143,14 @@ def test_mistakes_in_names_and_options() -> None:
     ("function", "extra", "package"),
     [("math_verify", "math", "math_verify"), ("reasoning_gym", "reasoning", "reasoning_gym")],
 )
-def test_an_absent_package_is_named_with_its_command(
-    function: str, extra: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_package_is_named_with_its_command(function, extra, package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     said = refused(function)
     assert f"needs the package {package}: pip install -e '" in said
     assert f"[{extra}]'" in said
 
 
-def test_built_ins_judge_responses_and_a_users_functions_groups() -> None:
+def test_built_ins_judge_responses_and_a_users_functions_groups():
     calls = dict.fromkeys(("exact_match", "regex", "recipe:demo"), "response")
     calls |= dict.fromkeys(("a/b.py:judge", "pkg.mod.judge", "llm_judge", "reward_model"), "group")
     for name, per in calls.items():
@@ -166,7 +159,7 @@ def test_built_ins_judge_responses_and_a_users_functions_groups() -> None:
             assert RewardFunction(function=name, per=other).per == other
 
 
-def test_component_names() -> None:
+def test_component_names():
     specs = ["exact_match", "a/b.py:judge", "pkg.mod.judge", "recipe:demo", "exact_match"]
     names = component_names(RewardFunction(function=spec) for spec in specs)
     assert names == ("exact_match", "judge", "judge#2", "recipe:demo", "exact_match#2")
@@ -198,7 +191,7 @@ def _of_verl(data_source, solution_str, ground_truth, trainer_state=None): ...
         ("exact_match", "trainer_state", False),
     ],
 )
-def test_a_column_is_not_replaced_by_an_argument(function, column: str, is_replaced: bool) -> None:
+def test_a_column_is_not_replaced_by_an_argument(function, column, is_replaced):
     name = function if isinstance(function, str) else f"{__name__}.{function.__name__}"
     judge, columns = Judge(RewardFunction(function=name)), {"answer": "2", column: "mine"}
     columns |= {"ground_truth": "2"}
@@ -222,7 +215,7 @@ async def later(data_source, solution_str, ground_truth, extra_info, **kwargs):
 """
 
 
-def test_functions_with_verls_signature_work_by_name(tmp_path: Path) -> None:
+def test_functions_with_verls_signature_work_by_name(tmp_path):
     (tmp_path / "score.py").write_text(OF_VERL)
     score, later = f"{tmp_path}/score.py:compute_score", f"{tmp_path}/score.py:later"
     columns = {"ground_truth": "4", "other": 3}

@@ -1,7 +1,5 @@
 """The built-in `llm_judge` against a server that behaves and misbehaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from rhymeflow.config import RewardFunction

@@ -1,7 +1,5 @@
 """The built-in `reward_model`: the first logit for prompt and response together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -17,7 +15,7 @@ from tests.reward import judged
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge")
     tokenizer = AutoTokenizer.from_pretrained(recipes.directory("demo"))
     tokenizer.save_pretrained(folder)
@@ -31,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_writes_it(
-    folder: Path, tmp_path: Path
-) -> None:
+    folder, tmp_path
+):
     """Text that was made a message, a conversation with answers of its environment, and text."""
     copytree(folder, tmp_path, dirs_exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -66,7 +64,7 @@ def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_write
     assert together == [expected("a1?2"), expected("a1?a1=1 b2")]
 
 
-def test_what_is_no_model_is_said(tmp_path: Path) -> None:
+def test_what_is_no_model_is_said(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="is no reward model that can be loaded"):
         Judge(RewardFunction(function="reward_model", options={"model": str(tmp_path)}))

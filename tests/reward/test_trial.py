@@ -1,7 +1,5 @@
 """Reward functions tried before a run: what is said of them, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ def of_file(tmp_path: Path, *bodies: str) -> list[RewardFunction]:
     return [RewardFunction(function=f"{tmp_path}/mine.py:f{n}") for n in range(len(bodies))]
 
 
-def test_each_is_called_as_in_a_run(tmp_path: Path) -> None:
+def test_each_is_called_as_in_a_run(tmp_path):
     functions = of_file(
         tmp_path,
         "print('seen', completions, c['answer']); return [len(completions)] * len(completions)",
@@ -49,7 +47,7 @@ def test_each_is_called_as_in_a_run(tmp_path: Path) -> None:
     assert found[5].splitlines()[0] == f"seen {['0'] * 8} {['0'] * 8}"
 
 
-def test_messages_are_answered_by_messages(tmp_path: Path) -> None:
+def test_messages_are_answered_by_messages(tmp_path):
     functions = of_file(tmp_path, "return [len(each[0]['content']) for each in completions]")
     prompt = Prompt(0, [{"role": "user", "content": "1+1?"}], {}, "a.jsonl:1")
     assert lines(*functions, prompt=prompt)[0] == "f0: 1 on a response '0' to a.jsonl:1"
@@ -63,9 +61,7 @@ def test_messages_are_answered_by_messages(tmp_path: Path) -> None:
         ("import time; time.sleep(60)", "took longer than reward.timeout = 0.2 seconds"),
     ],
 )
-def test_what_gives_no_reward_is_refused_where_a_run_would_stop(
-    tmp_path: Path, body: str, said: str
-) -> None:
+def test_what_gives_no_reward_is_refused_where_a_run_would_stop(tmp_path, body, said):
     functions = of_file(tmp_path, body)
     where = "reward function 'f0', on a response '0' to sums.csv:2: "
     assert refusal(lines, *functions, timeout=0.2).startswith(where + said)

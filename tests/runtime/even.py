@@ -1,7 +1,5 @@
 """The reward of the small runs. Runs load this file by its path, alone: it imports no test."""
 
-from __future__ import annotations
-
 
 def even_digits(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(c in "02468" for c in text) / max(len(text), 1) for text in completions]

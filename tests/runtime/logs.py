@@ -1,7 +1,5 @@
 """What the log of a run says, and whether the laws hold of it."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

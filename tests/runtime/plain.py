@@ -3,8 +3,6 @@
 One process, one sequence at a time, no cache, no packing, no store; transformers and torch only,
 but for the prompt order, the prompt encoding and the sampling noise, which are definitions."""
 
-from __future__ import annotations
-
 import statistics
 
 import torch

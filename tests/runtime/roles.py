@@ -1,7 +1,5 @@
 """Workers of tests: each is the `main` of a role."""
 
-from __future__ import annotations
-
 import time
 
 from rhymeflow.errors import UserError

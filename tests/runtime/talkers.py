@@ -1,8 +1,6 @@
 """Environments for runs with turns, loaded by the environment worker; what they say is a function
 of what they are told, so that a test can say it again."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

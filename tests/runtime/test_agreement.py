@@ -3,8 +3,6 @@
 In bfloat16 their bodies differ by rounding, since they multiply other numbers of rows; their heads
 must add nothing to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -31,7 +31,7 @@ def test_every_so_many_steps():
         (50, [11, 21, 31]),  # evaluations are rare
     ],
 )
-def test_after_so_many_seconds_of_training(every_eval: int, expected: list[int]):
+def test_after_so_many_seconds_of_training(every_eval, expected):
     checkpoints, due = of(every_eval, save_seconds=10.0), []
     for version in range(1, 34):
         if checkpoints.is_due(version):

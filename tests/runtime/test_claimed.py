@@ -1,7 +1,5 @@
 """A run directory belongs to one run, whoever else begins at the same moment."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +11,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.runtime.start import claimed
 
 
-def test_runs_that_start_in_the_same_second_have_a_directory_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_start_in_the_same_second_have_a_directory_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     barrier = threading.Barrier(4)
 
@@ -32,7 +28,7 @@ def test_runs_that_start_in_the_same_second_have_a_directory_each(
     assert len(list(Path("runs").glob("*/events.db"))) == 4
 
 
-def test_of_several_runs_with_one_directory_one_has_it(tmp_path: Path) -> None:
+def test_of_several_runs_with_one_directory_one_has_it(tmp_path):
     path = tmp_path / "out"
 
     def begin() -> None:

@@ -1,7 +1,5 @@
 """How far a running response is, by its instance's clock, against how far it really is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A run of real processes in which each of them dies once: it goes on, and nothing is lost."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Logs whose decisions another version, or an edited strategy, would not have made."""
 
-from __future__ import annotations
-
 import random
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whole runs that draft: fewer iterations; that tokens stay is tested with turns."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that takes the time of a cluster: it waits, and all else is as in a plain run."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What disks do to a run: it ends with one line, keeps what it can, and can be resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

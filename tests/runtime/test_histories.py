@@ -1,7 +1,5 @@
 """Histories: each node with instances has one, a process that fills an index; it is replaced."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a configuration leaves to others, as a run's `config.yaml` says it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

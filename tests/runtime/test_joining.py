@@ -1,7 +1,5 @@
 """The first instances join together; a batch is not routed to the one that was first."""
 
-from __future__ import annotations
-
 import pytest
 
 from rhymeflow.core.events import InstanceJoined

@@ -1,7 +1,5 @@
 """Worker processes of one machine: what one finds when it begins, and how its end is noticed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -186,7 +184,7 @@ def test_the_server_is_another_once_libraries_would_read_something_else(monkeypa
     assert done[2:] == ["stop", "start"]
 
 
-def test_ctrl_c_while_the_server_loads_is_the_runs() -> None:
+def test_ctrl_c_while_the_server_loads_is_the_runs():
     """Else the server, which is in the terminal's foreground too, prints a traceback."""
     code = (
         "import importlib, signal\n"
@@ -204,7 +202,7 @@ def in_python(python: str) -> Config:
     return Config.model_validate({"rollout": {"python": python}})
 
 
-def test_only_instances_have_one() -> None:
+def test_only_instances_have_one():
     config = in_python(sys.executable)
     assert local.needs_interpreter("rollout", config)
     assert not local.needs_interpreter("learner", config)
@@ -214,7 +212,7 @@ def test_only_instances_have_one() -> None:
     )
 
 
-def test_it_is_given_its_task_and_reports_what_it_dies_of(tmp_path: Path) -> None:
+def test_it_is_given_its_task_and_reports_what_it_dies_of(tmp_path):
     """An instance that is told to end before it has joined, in another interpreter."""
     with LocalRuntime(in_python(sys.executable), tmp_path, tmp_path / "logs") as runtime:
         worker = runtime.start("rollout", "rollout-0", Resources(1))
@@ -233,7 +231,7 @@ def test_it_is_given_its_task_and_reports_what_it_dies_of(tmp_path: Path) -> Non
         assert news[-1].worker == "rollout-0"
 
 
-def test_what_it_prints_before_it_has_a_log_is_in_its_log(tmp_path: Path) -> None:
+def test_what_it_prints_before_it_has_a_log_is_in_its_log(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho there is no torch >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -245,7 +243,7 @@ def test_what_it_prints_before_it_has_a_log_is_in_its_log(tmp_path: Path) -> Non
         assert (tmp_path / "logs" / "rollout-0.log").read_text() == "there is no torch\n"
 
 
-def test_openmp_is_loaded_where_it_is_and_once(tmp_path: Path) -> None:
+def test_openmp_is_loaded_where_it_is_and_once(tmp_path):
     assert launch.missing_openmp(tmp_path, {}) is None
     library = tmp_path / "lib" / launch.OPENMP
     library.parent.mkdir()
@@ -254,6 +252,6 @@ def test_openmp_is_loaded_where_it_is_and_once(tmp_path: Path) -> None:
     assert launch.missing_openmp(tmp_path, {"LD_PRELOAD": f"a.so:{library}"}) is None
 
 
-def test_a_python_that_is_not_there_is_refused() -> None:
+def test_a_python_that_is_not_there_is_refused():
     with pytest.raises(UserError, match=r"rollout\.python = '/no/python': there is no such"):
         check_installed(in_python("/no/python"))

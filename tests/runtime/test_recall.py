@@ -1,7 +1,5 @@
 """What an attempt takes from the log, where the log ends at an odd place: one defect, one test."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 from benchmarks.faults import wal

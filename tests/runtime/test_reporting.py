@@ -1,7 +1,5 @@
 """What is shown of a step that has ended."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 
@@ -38,7 +36,7 @@ def end_step(reporter, version=0, **metrics) -> None:
     reporter.end_step(trained, Publication(0.5), {}, coordinator=0.0, store=0.0)
 
 
-def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was() -> None:
+def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was():
     now, rows = 0.0, {}
     progress = Shown(Console(file=io.StringIO()))
     fields = {"schedule.name": "synchronous", "learner.max_steps": 9}
@@ -55,7 +53,7 @@ def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was() -> None:
     assert progress.state.left == 10.0 * 8
 
 
-def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
+def test_what_reward_functions_log_replaces_no_metric_of_the_run():
     """`eval/reward` chooses the best checkpoint, and rows are found by their `step`."""
     rows: dict[int, dict[str, float]] = {}
     fields = {"eval.suites": [{"name": "math", "source": "math.jsonl"}]}
@@ -80,7 +78,7 @@ def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
     assert out.getvalue().count("warning: log_metric('reward')") == 2, "of both"
 
 
-def test_an_emulated_run_has_the_time_of_its_cluster() -> None:
+def test_an_emulated_run_has_the_time_of_its_cluster():
     """Ten seconds of it pass in one of this machine, by whose clock the run is driven."""
     now, rows = 100.0, {}
     progress = Shown(Console(file=io.StringIO()))

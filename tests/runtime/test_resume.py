@@ -1,7 +1,5 @@
 """Runs that are killed anywhere and resumed: nothing is lost, and nothing is done twice."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

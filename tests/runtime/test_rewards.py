@@ -1,7 +1,5 @@
 """Which responses reward functions are called with, when, and what is reported; no processes."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a run leaves behind, read by somebody who has only its files: SQL, the audit, the replay."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -50,7 +48,7 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run_dir(config) -> Path:
+def run_dir(config):
     return Path(config.run.output_dir)
 
 

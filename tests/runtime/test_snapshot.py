@@ -1,7 +1,5 @@
 """The coordinator's state as bytes; that it goes on as it would have is looked at by fake runs."""
 
-from __future__ import annotations
-
 import pickle
 import random
 

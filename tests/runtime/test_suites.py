@@ -1,7 +1,5 @@
 """Runs that evaluate suites: several answers, functions and environments of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

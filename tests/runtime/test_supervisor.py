@@ -1,7 +1,5 @@
 """Who counts as hanging, the silent and those whose work stands still; what takes whose place."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -75,7 +73,7 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Watch:
+def watch():
     return Watch()
 
 

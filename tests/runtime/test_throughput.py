@@ -1,7 +1,5 @@
 """Shares of a step's time, also with instances that come and go."""
 
-from __future__ import annotations
-
 import pytest
 
 from rhymeflow.histospec.draft import DraftStats

@@ -1,14 +1,11 @@
 """Real processes: what a run learns, what it logs, and how it ends when something goes wrong."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -113,7 +110,7 @@ def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
 
 
 @pytest.fixture
-def not_in_background() -> Iterator[None]:
+def not_in_background():
     """Shells start what is to run in the background with SIGINT ignored, `nohup` with SIGHUP."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}

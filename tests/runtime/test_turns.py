@@ -1,7 +1,5 @@
 """Real runs whose responses have turns: neither deaths nor drafts change them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

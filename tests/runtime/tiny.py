@@ -4,8 +4,6 @@ Its reward, the share of even digits, is one that a random model gets now and th
 draft: loading compiled code takes a process more and longer than the rest of the run. Tests of
 drafts ask for a window."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Programs that try to get out of their sandbox, behind each of the walls that stand here."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +56,7 @@ PYTHON, IS_ROOT = sys.executable, os.geteuid() == 0
 
 
 @pytest.fixture(params=programs.WALLS)
-def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def walls(request, monkeypatch):
     """Walls; if this Python is out of the reach of other users, around the system's."""
     if PROBLEMS[request.param]:
         for module, name in ((sys, "executable"), (sys, "prefix"), (sys, "base_prefix")):
@@ -77,7 +74,7 @@ def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def closed(walls: str) -> str:
+def closed(walls):
     """Walls around files."""
     if walls == "limits" and not IS_ROOT:
         pytest.skip("limits: the program has the user's files")
@@ -97,7 +94,7 @@ def tried(attempts: list[str], walls: str) -> list[str]:
 
 
 @pytest.fixture
-def orphans() -> Any:
+def orphans():
     """Inherit all processes that lose their parent; a function that waits until none is left."""
     adopt = 36  # PR_SET_CHILD_SUBREAPER
     ctypes.CDLL(None).prctl(adopt, 1, 0, 0, 0)
@@ -116,7 +113,7 @@ def orphans() -> Any:
     ctypes.CDLL(None).prctl(adopt, 0, 0, 0, 0)
 
 
-def test_a_program_reads_and_prints(walls: str) -> None:
+def test_a_program_reads_and_prints(walls):
     program = "import decimal, sys, threading\nprint(int(input()) + 1)\nprint('b', 1)\n"
     program += "threading.Thread(target=lambda: print(__name__, file=sys.stderr)).start()"
     outcome = ran(program, walls, stdin="41\n")
@@ -131,13 +128,13 @@ def test_a_program_reads_and_prints(walls: str) -> None:
     assert ran("def (", walls).err.endswith("SyntaxError: invalid syntax\n")
 
 
-def test_sets_have_one_order() -> None:
+def test_sets_have_one_order():
     walls = chosen("limits")
     printed = {ran("print({'a', 'b', 'c', 'd', 'e', 'f'})", walls).out for _ in range(2)}
     assert len(printed) == 1
 
 
-def test_assertions_and_calls_are_reported(walls: str) -> None:
+def test_assertions_and_calls_are_reported(walls):
     program = "def f(x): return (x, [x])\nif __name__ == '__main__': input()\n"
     tests = [
         {"assert": "assert f(1)[0] == 1"},
@@ -167,12 +164,12 @@ def test_assertions_and_calls_are_reported(walls: str) -> None:
         "import ctypes; ctypes.string_at(0)",
     ],
 )
-def test_what_ends_before_its_test_or_changes_the_checker_has_not_passed(program: str) -> None:
+def test_what_ends_before_its_test_or_changes_the_checker_has_not_passed(program):
     walls = chosen("limits")
     assert not ran(program, walls, **{"assert": "assert f(1) == 1"}).passed
 
 
-def test_files_of_others_are_neither_read_nor_written(closed: str, tmp_path: Path) -> None:
+def test_files_of_others_are_neither_read_nor_written(closed, tmp_path):
     store = tmp_path / "events.db"
     store.write_text("secret")
     mine = next(filter(Path.is_file, Path.home().iterdir()), tmp_path)
@@ -197,7 +194,7 @@ def test_files_of_others_are_neither_read_nor_written(closed: str, tmp_path: Pat
     assert store.read_text() == "secret"
 
 
-def test_nothing_is_reached_by_network(walls: str) -> None:
+def test_nothing_is_reached_by_network(walls):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         listed = tried(
@@ -212,7 +209,7 @@ def test_nothing_is_reached_by_network(walls: str) -> None:
     assert set(listed) <= {"PermissionError", "OSError", "gaierror"}, listed
 
 
-def test_limits_hold() -> None:
+def test_limits_hold():
     walls = chosen("limits")
     assert "MemoryError" in ran("x = bytearray(30 << 30)", walls).err
     assert ran("import mmap; mmap.mmap(-1, 30 << 30)", walls).ended == "exit code 1"
@@ -226,19 +223,19 @@ def test_limits_hold() -> None:
     assert ran(big, walls).ended == "exit code 1"
 
 
-def test_processor_time_is_limited(walls: str) -> None:
+def test_processor_time_is_limited(walls):
     limit = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU))"
     assert ran(limit, walls, QUICK._replace(seconds=3)).out == "(3, 4)\n"
     assert ran("import os; os.kill(os.getpid(), 24)", walls).ended == "out of time", "SIGXCPU"
 
 
-def test_what_is_too_late_is_not_begun() -> None:
+def test_what_is_too_late_is_not_begun():
     limits = QUICK._replace(total_seconds=0.3)
     outcomes = programs.run(LOOP, [{"stdin": ""}] * 2, limits, chosen("limits"))
     assert [each.ended for each in outcomes] == ["out of time", "late"]
 
 
-def test_a_fork_bomb_and_daemons_leave_nothing_behind(walls: str, orphans: Any) -> None:
+def test_a_fork_bomb_and_daemons_leave_nothing_behind(walls, orphans):
     bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
     daemon = """
     import os, subprocess
@@ -257,7 +254,7 @@ def test_a_fork_bomb_and_daemons_leave_nothing_behind(walls: str, orphans: Any) 
     assert not orphans()
 
 
-def test_a_program_cannot_kill_what_runs_it(walls: str) -> None:
+def test_a_program_cannot_kill_what_runs_it(walls):
     if walls == "limits" and not IS_ROOT:
         pytest.skip("limits: the program may end the user's processes")
     program = "import os\nos.kill(os.getppid(), 9)\nprint('still there')"
@@ -265,7 +262,7 @@ def test_a_program_cannot_kill_what_runs_it(walls: str) -> None:
     assert len(outcomes) == 2
 
 
-def test_a_sandbox_ends_with_the_process_that_runs_it(walls: str, orphans: Any) -> None:
+def test_a_sandbox_ends_with_the_process_that_runs_it(walls, orphans):
     python = SYSTEM_PYTHON if PROBLEMS[walls] else ""
     source = (
         f"{python}from rhymeflow.sandbox.programs import *\n"
@@ -281,7 +278,7 @@ def test_a_sandbox_ends_with_the_process_that_runs_it(walls: str, orphans: Any) 
     assert not orphans()
 
 
-def test_the_environment_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_not_the_users(monkeypatch):
     walls = chosen("limits")
     monkeypatch.setenv("API_KEY", "secret")
     assert "secret" not in ran("import os; print(os.environ)", walls).out
@@ -290,9 +287,7 @@ def test_the_environment_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("script", "says"), [("raise OSError('no wall')", "OSError: no wall"), ("", "it ended: 0")]
 )
-def test_a_sandbox_that_fails_is_an_error(
-    script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sandbox_that_fails_is_an_error(script, says, tmp_path, monkeypatch):
     (tmp_path / "inside.py").write_text(script)
     monkeypatch.setattr(programs, "INSIDE", tmp_path / "inside.py")
     with pytest.raises(SandboxFailed, match=says):
@@ -302,7 +297,7 @@ def test_a_sandbox_that_fails_is_an_error(
         ran("", "limits")
 
 
-def test_fewer_walls_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_walls_than_asked_for_are_refused(monkeypatch):
     monkeypatch.setattr(programs, "standing", lambda: ("landlock", " (namespaces: no)"))
     assert chosen("limits") == chosen("landlock") == "landlock"
     with pytest.raises(UserError, match=r"behind the walls 'namespaces' here \(namespaces: no\)"):

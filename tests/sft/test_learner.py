@@ -1,7 +1,5 @@
 """The loss and its gradient against direct formulas."""
 
-from __future__ import annotations
-
 import math
 from itertools import islice
 
@@ -39,7 +37,7 @@ def direct(batch: list[Sample]) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("max_tokens", [8192, 24])
-def test_loss_and_gradient_are_the_direct_formulas(max_tokens: int) -> None:
+def test_loss_and_gradient_are_the_direct_formulas(max_tokens):
     batch = made_up_batch(turns=True)
     ours = learner(max_tokens_per_microbatch=max_tokens, logits_chunk_size=7)
     kept: dict[str, torch.Tensor] = {}
@@ -56,7 +54,7 @@ def test_loss_and_gradient_are_the_direct_formulas(max_tokens: int) -> None:
     close(kept, gradients, 1e-4)
 
 
-def test_what_is_observed_after_the_last_learnt_token_has_no_part() -> None:
+def test_what_is_observed_after_the_last_learnt_token_has_no_part():
     sample, count = Sample(0, [4], [5, 6, 7], [0.0] * 3, [0] * 3, 0.0, False), 4
     observed = [False, False, False, True]
     longer = Sample(
@@ -65,7 +63,7 @@ def test_what_is_observed_after_the_last_learnt_token_has_no_part() -> None:
     assert learner().loss([longer]) == pytest.approx(learner().loss([sample]), rel=1e-6)
 
 
-def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None:
+def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for():
     samples = made_up_batch(groups=15, members=2, turns=True)
     number = {id(sample): place for place, sample in enumerate(samples)}
     some = list(islice(batches(samples, 40, 3, shuffle=True), 30))
@@ -79,7 +77,7 @@ def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None
     assert [number[id(sample)] for sample in straight] == list(range(len(straight)))
 
 
-def test_a_step_whose_gradient_is_not_finite_is_skipped(monkeypatch) -> None:
+def test_a_step_whose_gradient_is_not_finite_is_skipped(monkeypatch):
     ours = learner()
     before = {name: each.clone() for name, each in ours.rows().items()}
     monkeypatch.setattr(ours._optimizer, "_norm", lambda: math.nan)

@@ -1,7 +1,5 @@
 """Rows to samples: which tokens are learnt, and what is said of a row that does not fit."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -93,9 +91,7 @@ READ, LEARNT = "[user]q!;[assistant]", "A!;[user]r!;[assistant]B!"
         (CHAT, {"prompt": "q", "completion": "so<eos>"}, READ, "SO!"),
     ],
 )  # fmt: skip
-def test_what_is_read_and_what_is_learnt(
-    encoder_: RowEncoder, values: dict[str, Any], read: str, learnt: str
-) -> None:
+def test_what_is_read_and_what_is_learnt(encoder_, values, read, learnt):
     assert encoded(encoder_, **values) == (read, learnt)
 
 
@@ -105,7 +101,7 @@ CALL = {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {}}]}
 
 @pytest.mark.parametrize("arguments", [{"of": "1 2"}, '{"of": "1 2"}'], ids=["mapping", "text"])
 @pytest.mark.parametrize("tools", [[ADD], json.dumps([ADD])], ids=["list", "text"])
-def test_calls_of_tools_are_learnt(arguments: object, tools: object) -> None:
+def test_calls_of_tools_are_learnt(arguments, tools):
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}
     turns = [
         {"role": "assistant", "tool_calls": [call], "name": None},
@@ -126,7 +122,7 @@ def test_calls_of_tools_are_learnt(arguments: object, tools: object) -> None:
         max_size=6,
     ).filter(lambda turns: turns[0][0] == turns[-1][0] == "assistant")
 )
-def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None:
+def test_a_turn_is_learnt_and_nothing_else(turns):
     completion = [says(*turn) for turn in turns]
     _, rest = encoded(CHAT, prompt="q", completion=completion)
     learnt = "".join(each for each in rest if each.isupper() or (each == "!"))
@@ -181,15 +177,13 @@ def calling(calls: object = None, tools: object = None) -> dict[str, Any]:
         (encoder(ENDLESS), {"prompt": "a", "completion": "b"}, "would not learn to stop"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(
-    encoder_: RowEncoder, values: dict[str, Any], part: str
-) -> None:
+def test_a_row_that_does_not_fit_is_named(encoder_, values, part):
     message = refusal(encoded, encoder_, **values)
     assert message.startswith("rows.jsonl:7: ")
     assert part in message
 
 
-def test_a_prefix_of_answers_is_refused() -> None:
+def test_a_prefix_of_answers_is_refused():
     assert "assistant_prefix" in refusal(encoder, None, assistant_prefix="a")
 
 
@@ -201,7 +195,7 @@ def test_a_prefix_of_answers_is_refused() -> None:
         ({"content": "so", "tool_calls": [{"name": "add", "arguments": {}}]}, "'add'"),
     ],
 )
-def test_what_is_lost_is_not_learnt_in_silence(turn: dict[str, Any], lost: str) -> None:
+def test_what_is_lost_is_not_learnt_in_silence(turn, lost):
     row = {"messages": [says("user", "hi"), {"role": "assistant", **turn}]}
     strips = encoder(TEMPLATE.replace("m.content", "m.content.split('^')[-1]"))
     assert f"does not write all of a turn that is to be learnt ({lost})" in refusal(

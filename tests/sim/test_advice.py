@@ -1,7 +1,5 @@
 """What the simulator would change about a run: tried on simulated runs, whose truth is known."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -26,7 +24,7 @@ FIELDS = {
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "STEPS", 8)
     simulate(read_config("demo", FIELDS), output=tmp_path)
     return tmp_path
@@ -39,7 +37,7 @@ def rewrite(run_dir: Path, **fields: float) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_neighbours_are_bounds_and_splits_scaled_to_the_run(run_dir: Path) -> None:
+def test_neighbours_are_bounds_and_splits_scaled_to_the_run(run_dir):
     found = advise(run_dir)
     assert found.steps == 8
     assert found.simulated == pytest.approx(found.steps_per_second, rel=0.15)
@@ -54,7 +52,7 @@ def test_neighbours_are_bounds_and_splits_scaled_to_the_run(run_dir: Path) -> No
     assert found.simulated == pytest.approx(1 / 30, rel=0.15)
 
 
-def test_a_learner_that_waits_gives_a_device_to_rollout(run_dir: Path) -> None:
+def test_a_learner_that_waits_gives_a_device_to_rollout(run_dir):
     fields = FIELDS | {"learner.num_ranks": "2", "rollout.num_instances": "1"}
     fields["rollout.max_num_seqs"] = "8"
     simulate(read_config("demo", fields), output=run_dir)
@@ -65,7 +63,7 @@ def test_a_learner_that_waits_gives_a_device_to_rollout(run_dir: Path) -> None:
     assert best.gain > 0.3
 
 
-def test_no_gain_within_the_error_is_recommended() -> None:
+def test_no_gain_within_the_error_is_recommended():
     change = Change({"schedule.max_staleness": 2}, 0.08)
     assert Advice(20, 1.0, 1.05, (change,)).recommended == change
     assert Advice(20, 1.0, 0.9, (change,)).recommended is None
@@ -73,7 +71,7 @@ def test_no_gain_within_the_error_is_recommended() -> None:
     assert Advice(20, 1.0, 1.0, ()).recommended is None
 
 
-def test_too_few_steps(run_dir: Path) -> None:
+def test_too_few_steps(run_dir):
     path = run_dir / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match="has too few steps to be simulated; it needs 3"):

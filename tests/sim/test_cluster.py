@@ -3,8 +3,6 @@
 That the bound holds and every group ends once is checked by the audit, in every run; here the
 audit itself is shown to see what it is there for."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
@@ -139,7 +137,7 @@ def story(cluster: Cluster) -> tuple:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
-def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
+def test_every_run_ends_and_keeps_the_laws(seed):
     cluster = a_cluster(seed)
     cluster.run()
     invariants.check(cluster.coordinator.state)
@@ -154,7 +152,7 @@ def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32))
-def test_the_same_twice_and_whether_it_is_watched_or_not(seed: int) -> None:
+def test_the_same_twice_and_whether_it_is_watched_or_not(seed):
     runs = [a_cluster(seed), a_cluster(seed, Timeline())]
     for cluster in runs:
         cluster.run()
@@ -169,7 +167,7 @@ def test_the_same_twice_and_whether_it_is_watched_or_not(seed: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32))
-def test_failures_that_come_too_late_change_nothing(seed: int) -> None:
+def test_failures_that_come_too_late_change_nothing(seed):
     quiet = a_cluster(seed, can_die=False)
     quiet.run()
     rng = random.Random(seed)
@@ -180,7 +178,7 @@ def test_failures_that_come_too_late_change_nothing(seed: int) -> None:
     assert story(watched) == story(quiet)
 
 
-def test_the_random_runs_have_what_is_hard_in_them() -> None:
+def test_the_random_runs_have_what_is_hard_in_them():
     runs = [a_cluster(seed) for seed in range(150)]
     for cluster in runs:
         cluster.run()
@@ -203,7 +201,7 @@ def test_the_random_runs_have_what_is_hard_in_them() -> None:
     assert max(max(cluster.audit.staleness) for cluster in runs) >= 2
 
 
-def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
+def test_the_mind_plans_no_more_often_than_it_is_to():
     counts = []
     for tick_seconds in (1e-4, 0.05):
         cluster = a_cluster_of_partial(tick_seconds)
@@ -242,7 +240,7 @@ def a_batch(version: int, *groups: int) -> Train:
     return Train(version, groups, ((0,),) * len(groups))
 
 
-def test_a_batch_within_the_bound() -> None:
+def test_a_batch_within_the_bound():
     """Groups whose trained rewards are equal move nothing; prompts (of 5 tokens) count once."""
     audit = a_ledger((2, 1), batches=2)
     batch = audit.train(a_batch(2, 0, 1))
@@ -282,12 +280,12 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize(("act", "said"), VIOLATIONS.values(), ids=VIOLATIONS)
-def test_the_audit_finds(act, said: str) -> None:
+def test_the_audit_finds(act, said):
     with pytest.raises(InvariantViolation, match=said):
         act()
 
 
-def test_a_response_never_goes_back_behind_its_version() -> None:
+def test_a_response_never_goes_back_behind_its_version():
     response = Response(TrajectoryId(0, 0), 5, 3, routed_version=2)
     response.continue_under(4)
     response.continue_under(3)
@@ -296,7 +294,7 @@ def test_a_response_never_goes_back_behind_its_version() -> None:
         response.continue_under(1)
 
 
-def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
+def test_a_mind_that_breaks_the_bound_is_found_out():
     """The coordinator gets a bound of 3; the audit holds the run to 0."""
     cluster = a_cluster_of_partial()
     cluster.audit.plan = replace(cluster.plan, max_staleness=0)

@@ -1,7 +1,5 @@
 """What a death costs: against sums done by hand, and rates against what was drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator
@@ -60,7 +58,7 @@ def died(
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+def quiet(tmp_path_factory):
     return run(a_config(tmp_path_factory.mktemp("quiet")), Constant())
 
 
@@ -91,8 +89,8 @@ COSTS = {
     ("dying", "seconds", "changes", "cost", "retrained"), COSTS.values(), ids=COSTS
 )
 def test_what_no_checkpoint_has_is_trained_again(
-    dying, seconds, changes, cost: float, retrained: int, tmp_path: Path, quiet: SimulationResult
-) -> None:
+    dying, seconds, changes, cost, retrained, tmp_path, quiet
+):
     found = died(tmp_path, dying, seconds, **changes)
     assert found.seconds == pytest.approx(quiet.seconds + cost)
     assert (found.deaths, found.batches_retrained) == ({dying[0].victim: len(dying)}, retrained)
@@ -100,7 +98,7 @@ def test_what_no_checkpoint_has_is_trained_again(
     assert f"{dying[0].victim} {len(dying)}; 0 tokens lost, {retrained} batch" in found.text()
 
 
-def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
+def test_checkpoints_are_due_as_in_real_runs(tmp_path):
     """After `save_seconds` of training for a version that is evaluated, else half as much later."""
     at = FIRST + STEP + 0.1
     for share, evaluated, retrained in ((0.9, 1, 0), (0.9, 0, 2), (0.6, 0, 0), (1.1, 1, 2)):
@@ -109,7 +107,7 @@ def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
         assert found.batches_retrained == retrained, (share, evaluated)
 
 
-def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: Path) -> None:
+def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path):
     changes = {"schedule__name": "one_step", "learner__max_steps": 8}
     at = FIRST + 2 * (train_seconds() + PROFILE.push) + 0.1
     lost = []
@@ -120,7 +118,7 @@ def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: 
     assert lost[1] - lost[0] == pytest.approx(0.1 + 0.25 + 2.0 + 3 * train_seconds())
 
 
-def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path):
     at = rollout_seconds() / 2
     found = died(tmp_path, [Death(at, 1)])
     assert found.deaths == {"instance": 1}
@@ -133,7 +131,7 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) ->
     assert often.tokens_recomputed > never.tokens_recomputed == 0
 
 
-def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
+def test_another_joins_only_when_there_is_a_learner(tmp_path):
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
     with recovering():
@@ -144,7 +142,7 @@ def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     assert timeline.learner.spans[0].kind == "restore"
 
 
-def test_colocated_devices_die_together(tmp_path: Path) -> None:
+def test_colocated_devices_die_together(tmp_path):
     changes = {"simulation__colocated": True, "rollout__num_instances": 4}
     without = run(a_config(tmp_path, **changes), Constant())
     at = 0.1
@@ -153,7 +151,7 @@ def test_colocated_devices_die_together(tmp_path: Path) -> None:
     assert found.tokens_recomputed > 0
 
 
-def test_a_run_that_never_gets_on_says_so(tmp_path: Path) -> None:
+def test_a_run_that_never_gets_on_says_so(tmp_path):
     with pytest.raises(UserError, match=r"simulation\.faults: step 1 is never done: 10,000"):
         died(tmp_path, (Death(k * 0.1, "devices") for k in range(10**6)))
 
@@ -161,7 +159,7 @@ def test_a_run_that_never_gets_on_says_so(tmp_path: Path) -> None:
 SPLIT = Devices(num_instances=20, per_instance=2, learner=24, colocated=False)
 
 
-def test_failures_come_as_often_as_their_rates_say() -> None:
+def test_failures_come_as_often_as_their_rates_say():
     drawn = list(islice(failures(7, SPLIT, device_mtbf_hours=640, controller_mtbf_hours=40), 4000))
     mean = drawn[-1].at / len(drawn) / HOUR
     assert mean == pytest.approx(1 / (64 / 640 + 1 / 40), rel=0.05)
@@ -173,7 +171,7 @@ def test_failures_come_as_often_as_their_rates_say() -> None:
     assert statistics.pstdev([places.count(place) for place in range(20)]) < 25
 
 
-def test_failures_are_those_of_the_seed() -> None:
+def test_failures_are_those_of_the_seed():
     def first(seed: int, devices: Devices = SPLIT) -> list[Death]:
         return list(islice(failures(seed, devices, device_mtbf_hours=100), 50))
 
@@ -186,7 +184,7 @@ def test_failures_are_those_of_the_seed() -> None:
     assert list(failures(1, SPLIT, device_mtbf_hours=None)) == []
 
 
-def test_rates_of_a_configuration(tmp_path: Path) -> None:
+def test_rates_of_a_configuration(tmp_path):
     def with_rate(hours: float | None) -> SimulationResult:
         fields = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
         fields |= {"schedule__name": "staleflow", "learner__max_steps": 12}

@@ -1,7 +1,5 @@
 """The choice of drafts against all there are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -45,7 +43,7 @@ costs = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(costs, st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4))
-def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> None:
+def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes):
     drafts = choosing(cost, 4)
     counts = tuple(classes.count(index) for index in range(CLASSES))
     best = max(
@@ -60,7 +58,7 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> No
 
 
 @given(st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), st.integers(0, 10_000))
-def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens) -> None:
+def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens):
     drafts = choosing(replace(COST, k1=1e-5), 4)
     exact = choosing(replace(COST, k1=0.0, k4=COST.k4 + 1e-5 * kv_tokens), 4)
     ours = rate(drafts, counts, kv_tokens)
@@ -72,7 +70,7 @@ def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens) -> None:
         assert drafts.choose(counts, until - ROUNDING / 2).until > until
 
 
-def test_gains_are_those_of_the_drafts() -> None:
+def test_gains_are_those_of_the_drafts():
     choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3), 100)
     assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5)))
     assert choice.generated == pytest.approx(2 * generated(0.3, 5) + 3 * generated(0.7, 5))
@@ -81,7 +79,7 @@ def test_gains_are_those_of_the_drafts() -> None:
     assert none[:3] == ((1,) * 2, (0, 0), 5)
 
 
-def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay() -> None:
+def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay():
     for seconds, is_drafted in ((1e-5, True), (1.0, False)):
         drafts = Drafts(COST, max_draft=4, kv_capacity=10_000, search_seconds=seconds)
         counts = (0,) * (len(RATES) - 1) + (3,)
@@ -90,7 +88,7 @@ def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay
         assert choice.searching == (3 * seconds if is_drafted else 0.0)
 
 
-def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_its_own() -> None:
+def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_its_own():
     drafts = Drafts(COST, max_draft=16, kv_capacity=10_000)
     for index, rate in enumerate(RATES):
         assert drafts.class_of(rate) == index
@@ -102,13 +100,13 @@ def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_
 
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.77, 0.95])
 @pytest.mark.parametrize("drafted", [1, 4, 16])
-def test_the_rate_of_a_response_is_that_which_makes_its_tokens(rate: float, drafted: int) -> None:
+def test_the_rate_of_a_response_is_that_which_makes_its_tokens(rate, drafted):
     steps, each = 7, generated(rate, drafted)
     tokens = steps * each - (each - 1) / 2
     assert rate_of(tokens, steps, steps * drafted) == pytest.approx(rate, abs=1e-6)
 
 
-def test_the_last_draft_of_a_response_is_taken_as_cut_at_its_end() -> None:
+def test_the_last_draft_of_a_response_is_taken_as_cut_at_its_end():
     """Responses of 20 to 80 tokens, decoded one by one, of which each token of a draft of 8 is
     accepted at 0.8."""
     random, drafted, rates = Random(5), 8, []
@@ -124,14 +122,14 @@ def test_the_last_draft_of_a_response_is_taken_as_cut_at_its_end() -> None:
     assert fmean(rates) == pytest.approx(0.8, abs=0.03)
 
 
-def test_of_drafts_of_several_lengths_the_mean_counts() -> None:
+def test_of_drafts_of_several_lengths_the_mean_counts():
     between = (generated(0.8, 3) + generated(0.8, 4)) / 2
     assert rate_of(10 * between - (between - 1) / 2, 10, 35) == pytest.approx(0.8, abs=1e-6)
     assert rate_of(40, 40, 12) == 0.0
     assert rate_of(50, 40, 10) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_long_responses_accept_less() -> None:
+def test_long_responses_accept_less():
     """As in runs: at 2.7 mean lengths 0.87 where short ones have 0.98."""
     assert expected_rate(0.7, 1.0, is_known=True) == pytest.approx(0.7)
     assert expected_rate(0.9, 1.0, is_known=False) == pytest.approx(NEW)

@@ -1,7 +1,5 @@
 """Many iterations at once against one after another, and recorded figures of both."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from dataclasses import replace
@@ -132,7 +130,7 @@ def _key(pair: tuple[float, Event]) -> tuple[float, str]:
 @given(st.integers(0, 2**32), st.booleans())
 @example(42477, True)  # 70 tokens in the cache, summed to a little less: on the edge of a band
 @example(42696, True)  # a decode span that ends there
-def test_equals_one_iteration_after_another(seed: int, drafted: bool) -> None:
+def test_equals_one_iteration_after_another(seed, drafted):
     drawn = (with_drafts if drafted else scenario)(seed)
     (fast, reported, responses), (slow, expected, others) = ran(drawn), ran(drawn, one_by_one=True)
     pairs = zip(sorted(reported, key=_key), sorted(expected, key=_key), strict=True)
@@ -164,7 +162,7 @@ the last draft of a response was cut at its end, of which 38 was not moved."""
 
 
 @pytest.mark.parametrize(("seed", "drafted"), RECORDED)
-def test_figures_are_those_that_were_recorded(seed: int, drafted: bool) -> None:
+def test_figures_are_those_that_were_recorded(seed, drafted):
     instance, reported, _ = ran((with_drafts if drafted else scenario)(seed))
     tally = instance.tally
     assert (
@@ -173,7 +171,7 @@ def test_figures_are_those_that_were_recorded(seed: int, drafted: bool) -> None:
     ) == RECORDED[seed, drafted]  # fmt: skip
 
 
-def test_work_grows_with_trajectories_not_with_tokens() -> None:
+def test_work_grows_with_trajectories_not_with_tokens():
     hardware = replace(HARDWARE, kv_capacity=10**9, max_prefill_tokens=10**6)
     members = [TrajectoryId(0, m) for m in range(4)]
     lengths = {t: 1_000_000 + t.member for t in members}
@@ -188,7 +186,7 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
     assert reported[0][0] == pytest.approx(seconds, rel=1e-5)
 
 
-def test_what_was_interrupted_survives_the_next_instance() -> None:
+def test_what_was_interrupted_survives_the_next_instance():
     response = Response(TrajectoryId(0, 0), 10, 60, routed_version=0)
     generated = []
     for name in ("rollout-0", "rollout-1"):
@@ -209,7 +207,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
 
 
 @given(st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 100_000), st.floats(0.0, 1.0))
-def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share) -> None:
+def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share):
     decode_span = DecodeSpan(3.0, first, growth, iterations)
     now = 3.0 + share * (decode_span.end - 3.0)
     over = decode_span.over(now)

@@ -1,7 +1,5 @@
 """Simulated runs as run directories: what is in them is what the simulation says of itself."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path
@@ -60,7 +58,7 @@ def recorded(directory: Path, **fields: str) -> SimulationResult:
         },
     ],
 )
-def test_the_store_says_what_the_simulation_does(tmp_path: Path, fields: dict[str, str]) -> None:
+def test_the_store_says_what_the_simulation_does(tmp_path, fields):
     result = recorded(tmp_path / "run", **fields)
     config = read_config("demo", {**SMALL, **fields})
     assert result == run(config, workload(config, None)), "recording changes nothing"
@@ -87,7 +85,7 @@ def test_the_store_says_what_the_simulation_does(tmp_path: Path, fields: dict[st
         )
 
 
-def test_a_simulated_run_is_audited(tmp_path: Path) -> None:
+def test_a_simulated_run_is_audited(tmp_path):
     recorded(tmp_path / "run", **TURNS, **{"schedule.max_staleness": "null"})
     code, printed = audited(tmp_path / "run")
     assert code == 0, printed
@@ -95,7 +93,7 @@ def test_a_simulated_run_is_audited(tmp_path: Path) -> None:
     assert "pulls of no weights: it was simulated" in printed
 
 
-def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
+def test_everything_that_looks_at_runs_can_look_at_it(tmp_path):
     result = recorded(tmp_path / "run", **TURNS)
     seen = Run(tmp_path / "run", "run")
     with seen.reader() as reader:
@@ -128,7 +126,7 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert times == pytest.approx(result.step_seconds)
 
 
-def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path: Path) -> None:
+def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path):
     recorded(tmp_path / "run")
     recorded(tmp_path / "run", **{"learner.max_steps": "3"})
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3

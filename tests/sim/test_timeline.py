@@ -1,9 +1,6 @@
 """What is drawn is what happened: rows without gaps, loads, colours, a picture that opens."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 from rhymeflow.config.load import build_config
 from rhymeflow.sim import timeline as plot
 from rhymeflow.sim.faults import Death
-from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
 from rhymeflow.sim.workload import workload
@@ -20,7 +16,7 @@ from tests.sim.test_deaths import recovering
 
 
 @pytest.fixture(scope="module")
-def watched() -> tuple[Timeline, SimulationResult]:
+def watched():
     """Three instances, one of which is away for a while, and a learner."""
     config = build_config(
         {
@@ -38,7 +34,7 @@ def watched() -> tuple[Timeline, SimulationResult]:
     return timeline, found
 
 
-def test_rows_say_what_was_done_when_and_versions_rise_by_pulls_only(watched) -> None:
+def test_rows_say_what_was_done_when_and_versions_rise_by_pulls_only(watched):
     timeline, found = watched
     assert timeline.end == pytest.approx(found.seconds)
     rows = {row.name: list(row.with_idle(timeline.end)) for row in timeline.instances}
@@ -56,7 +52,7 @@ def test_rows_say_what_was_done_when_and_versions_rise_by_pulls_only(watched) ->
     assert 1 - inside / (found.seconds - begin) == pytest.approx(found.idle_learner)
 
 
-def test_of_many_rows_evenly_chosen_ones_are_shown() -> None:
+def test_of_many_rows_evenly_chosen_ones_are_shown():
     timeline = Timeline()
     for i in range(1000):
         timeline.join(f"rollout-{i}", 0.0)
@@ -64,7 +60,7 @@ def test_of_many_rows_evenly_chosen_ones_are_shown() -> None:
     assert chosen == [f"rollout-{i}" for i in range(0, 1000, 100)]
 
 
-def test_the_picture(tmp_path: Path, watched) -> None:
+def test_the_picture(tmp_path, watched):
     timeline, found = watched
     plot.draw(tmp_path / "timeline.png", timeline, found)
     image = matplotlib.image.imread(tmp_path / "timeline.png")

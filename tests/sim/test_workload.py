@@ -1,7 +1,5 @@
 """Lengths have the mean and the meaning asked for, and depend on nothing but their names."""
 
-from __future__ import annotations
-
 import statistics
 
 import numpy as np
@@ -27,7 +25,7 @@ def table(workload: Synthetic, prompts: int, members: int, epoch: int = 0) -> np
 
 
 @pytest.mark.parametrize("share", [0.0, 0.65, 1.0])
-def test_the_prompt_explains_its_share_of_the_variance(share: float) -> None:
+def test_the_prompt_explains_its_share_of_the_variance(share):
     lengths = table(Synthetic(a_config(mean_length=4000.0, prompt_variance_share=share)), 4000, 8)
     within = lengths.var(axis=1, ddof=1).mean()
     assert 1 - within / lengths.var() == pytest.approx(share, abs=0.04)
@@ -36,12 +34,12 @@ def test_the_prompt_explains_its_share_of_the_variance(share: float) -> None:
     assert lengths.max() <= 20_000
 
 
-def test_sigma_is_of_the_logarithm() -> None:
+def test_sigma_is_of_the_logarithm():
     logs = np.log(table(Synthetic(a_config(mean_length=500.0, sigma=0.5)), 3000, 4)).ravel()
     assert logs.std() == pytest.approx(0.5, rel=0.03)
 
 
-def test_levels_drift_over_epochs_but_keep_their_distribution() -> None:
+def test_levels_drift_over_epochs_but_keep_their_distribution():
     workload = Synthetic(a_config(mean_length=2000.0, epoch_correlation=0.9))
     levels = [[workload._level(p, e) for p in range(4000)] for e in (0, 1, 4)]
     assert np.corrcoef(levels[0], levels[1])[0, 1] == pytest.approx(0.9, abs=0.02)
@@ -49,7 +47,7 @@ def test_levels_drift_over_epochs_but_keep_their_distribution() -> None:
     assert statistics.pstdev(levels[2]) == pytest.approx(1.0, abs=0.04)
 
 
-def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
+def test_a_length_depends_on_its_name_and_the_seed_only():
     one, two = Synthetic(a_config()), Synthetic(a_config())
     backwards = [one.response(3, 1, m).length for m in reversed(range(16))]
     assert [two.response(3, 1, m).length for m in range(16)] == backwards[::-1]
@@ -59,7 +57,7 @@ def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
     assert one.response(3, 1, 5).length == 1270, "a change here changes every recorded result"
 
 
-def test_decided_prompts_have_one_reward() -> None:
+def test_decided_prompts_have_one_reward():
     workload = Synthetic(a_config())
     rewards = [{workload.response(p, 0, m).reward for m in range(64)} for p in range(2000)]
     assert np.mean([len(r) == 1 for r in rewards]) == pytest.approx(0.2 + 2 * 0.8 / 65, abs=0.03)
@@ -67,12 +65,12 @@ def test_decided_prompts_have_one_reward() -> None:
 
 
 @pytest.mark.parametrize("mean", [20_000.0, 1.0])
-def test_a_mean_that_cannot_be(mean: float) -> None:
+def test_a_mean_that_cannot_be(mean):
     with pytest.raises(UserError, match=r"simulation\.workload\.mean_length"):
         Synthetic(a_config(mean_length=mean))
 
 
-def test_turns_are_as_many_as_is_said_and_share_the_length() -> None:
+def test_turns_are_as_many_as_is_said_and_share_the_length():
     made = Synthetic(a_config(mean_turns=3, observation_tokens=7, environment_seconds=2.0))
     specs = [made.response(row, 0, 0) for row in range(4000)]
     every = [spec.observations for spec in specs]

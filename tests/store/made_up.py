@@ -1,7 +1,5 @@
 """A made-up run whose store grows, with checkpoints and metrics beside it."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run enters in its store, made up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A backup: a run that is rebuilt from it is the run, and what is not whole is not taken for it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

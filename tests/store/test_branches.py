@@ -1,7 +1,5 @@
 """An agent's response, one row of tokens, is taken apart into the sequences that it was made of."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Events survive storage, whatever they hold."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

@@ -1,7 +1,5 @@
 """A store that was closed is whole in `events.db` alone, whoever still reads it."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import threading

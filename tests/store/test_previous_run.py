@@ -1,7 +1,5 @@
 """An earlier run's directory: what is wrong with it is said in one line, with the field."""
 
-from __future__ import annotations
-
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.store.previous_run import check, open_run

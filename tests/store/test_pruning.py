@@ -1,7 +1,5 @@
 """Pruning: what a run may still read is what it would be without, and the rest goes."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """A store that another process answers for: the same answers and the same errors."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

@@ -1,13 +1,10 @@
 """The event store: order, whole ticks, idempotence, one writer and many readers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -28,12 +25,12 @@ from tests.store.stores import answered, finished, group, segment
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "events.db"
 
 
 @pytest.fixture
-def store(path: Path):
+def store(path):
     store = SqliteTrajectoryStore(path)
     yield store
     store.close()

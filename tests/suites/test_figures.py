@@ -1,7 +1,5 @@
 """avg@k, pass@k and maj@k against their definitions, written out."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction
@@ -18,9 +16,7 @@ ANSWERS = st.builds(JudgedAnswer, REWARDS, st.integers(0, 9), st.booleans(), st.
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
-    passes: list[bool], data: st.DataObject
-) -> None:
+def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(passes, data):
     k = data.draw(st.integers(1, len(passes)))
     subsets = list(itertools.combinations(passes, k))
     share = Fraction(sum(map(any, subsets)), len(subsets))
@@ -28,7 +24,7 @@ def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
 
 
 @given(st.lists(ANSWERS, min_size=1, max_size=9))
-def test_the_majority_is_what_is_said_most_often_and_first(answers: list[JudgedAnswer]) -> None:
+def test_the_majority_is_what_is_said_most_often_and_first(answers):
     counts = Counter(each.vote for each in answers)
     largest = max(counts.values())
     won = next(each.vote for each in answers if counts[each.vote] == largest)
@@ -39,7 +35,7 @@ def test_the_majority_is_what_is_said_most_often_and_first(answers: list[JudgedA
 @given(st.integers(1, 5).flatmap(
     lambda n: st.lists(st.lists(ANSWERS, min_size=n, max_size=n), min_size=1, max_size=6)
 ))  # fmt: skip
-def test_every_figure_is_a_mean_over_prompts(prompts: list[list[JudgedAnswer]]) -> None:
+def test_every_figure_is_a_mean_over_prompts(prompts):
     n, found = len(prompts[0]), figures(prompts, 1.0)
     every = [each for answers in prompts for each in answers]
     expected = {
@@ -61,7 +57,7 @@ def test_every_figure_is_a_mean_over_prompts(prompts: list[list[JudgedAnswer]]) 
         assert found[name] == pytest.approx(sum(values) / len(values)), name
 
 
-def test_pass_at_k_is_found_for_powers_of_two_and_all_answers() -> None:
+def test_pass_at_k_is_found_for_powers_of_two_and_all_answers():
     assert ks_of_pass(1) == [1]
     assert ks_of_pass(8) == [1, 2, 4, 8]
     assert ks_of_pass(12) == [1, 2, 4, 8, 12]
@@ -77,5 +73,5 @@ def test_pass_at_k_is_found_for_powers_of_two_and_all_answers() -> None:
         ("x", r"x(y)?", ""),
     ],
 )
-def test_what_is_counted(text: str, pattern: str | None, counts_as: str) -> None:
+def test_what_is_counted(text, pattern, counts_as):
     assert vote_of(text, pattern) == counts_as

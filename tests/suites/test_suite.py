@@ -1,11 +1,8 @@
 """Which prompts a suite has, what its configuration is; which suites a run evaluates, what judges
 them, and what its best checkpoint can be best by."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,20 +42,20 @@ def texts(found: Suite) -> list[Any]:
 
 
 @pytest.fixture
-def of_a_file(tmp_path: Path) -> Config:
+def of_a_file(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in range(40)))
     return build_config({"data.source": str(rows)}, where="T")
 
 
-def test_rows_that_are_trained_on_are_never_held_out(of_a_file: Config) -> None:
+def test_rows_that_are_trained_on_are_never_held_out(of_a_file):
     assert texts(suite(of_a_file)) == ["p36", "p37", "p38", "p39"]
     assert texts(suite(of_a_file, size=2)) == ["p36", "p37"]
     message = refusal(prompts_of, suite(of_a_file, size=5))
     assert "size = 5, but the held-out set has 4 rows" in message
 
 
-def test_a_file_of_its_own_is_taken_whole(of_a_file: Config, tmp_path: Path) -> None:
+def test_a_file_of_its_own_is_taken_whole(of_a_file, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("prompt\na\nb\nc\n")
     assert texts(suite(of_a_file, source=str(other))) == ["a", "b", "c"]
@@ -70,7 +67,7 @@ def test_a_file_of_its_own_is_taken_whole(of_a_file: Config, tmp_path: Path) -> 
         assert said in refusal(prompts_of, suite(of_a_file, source=str(other), **fields))
 
 
-def test_problems_of_the_runs_generator_are_those_it_holds_out() -> None:
+def test_problems_of_the_runs_generator_are_those_it_holds_out():
     config = read_config("demo")
     train, held_out = load_prompts(config.data, config.run.seed)
     expected = [each.prompt for each in held_out]
@@ -85,7 +82,7 @@ def test_problems_of_the_runs_generator_are_those_it_holds_out() -> None:
     assert all(len(text.split()) >= 20 for text in found)
 
 
-def test_sampling_is_the_runs_unless_the_suite_says_otherwise() -> None:
+def test_sampling_is_the_runs_unless_the_suite_says_otherwise():
     given = {"run.eval_temperature": 0.3, "rollout.temperature": 0.8, "top_p": 0.9}
     config = build_config(given, where="T")
     assert suite(config).config.rollout.temperature == 0.3
@@ -95,7 +92,7 @@ def test_sampling_is_the_runs_unless_the_suite_says_otherwise() -> None:
     assert found.max_completion_length == 7
 
 
-def test_environments_stand_for_the_classes_of_the_run() -> None:
+def test_environments_stand_for_the_classes_of_the_run():
     config = read_config("guess")
     assert suite(config).config.environment == config.environment
     found = suite(config, environments=[], functions=[{"function": "regex"}]).config
@@ -113,7 +110,7 @@ def config(*suites: dict[str, Any], **sections: dict[str, Any]) -> Config:
     return Config.model_validate({"eval": {"suites": list(suites)}, **sections})
 
 
-def test_those_that_say_how_often_and_the_held_out_prompts() -> None:
+def test_those_that_say_how_often_and_the_held_out_prompts():
     run = {"run": {"eval_temperature": 0.5}, "rollout": {"temperature": 0.9}}
     found = of_run(config(MATH, OFFLINE, GAME, **run))
     assert [each.name for each in found] == ["held_out", "math", "game"]
@@ -121,13 +118,13 @@ def test_those_that_say_how_often_and_the_held_out_prompts() -> None:
     assert [each.name for each in of_run(config(GAME, data={"eval_size": 0}))] == ["game"]
 
 
-def test_the_held_out_prompts_are_not_evaluated_twice() -> None:
+def test_the_held_out_prompts_are_not_evaluated_twice():
     with pytest.raises(ValidationError, match=r"run\.eval_steps .* own suite held_out"):
         config({"name": "held_out", "steps": 1})
     assert [each.name for each in of_run(config({"name": "held_out"}))] == ["held_out"]
 
 
-def test_functions_and_environments_of_all_have_their_places() -> None:
+def test_functions_and_environments_of_all_have_their_places():
     other = {"name": "other", "steps": 1, "functions": [{"function": "x.y"}, {"function": "x.z"}]}
     made = config(OFFLINE, MATH, GAME, other)
     functions = [f.function for each in reward_sections(made).values() for f in each]
@@ -141,7 +138,7 @@ def test_functions_and_environments_of_all_have_their_places() -> None:
     assert not uses_environments(config(MATH))
 
 
-def test_what_the_best_checkpoint_can_be_best_by() -> None:
+def test_what_the_best_checkpoint_can_be_best_by():
     """Exactly what is written when its suite is evaluated, and is better if it is more."""
     answers = [[JudgedAnswer(1.0, 3, False, "1")] * 3]
     written = metrics_of("math", figures(answers, 1.0))
@@ -162,7 +159,7 @@ def test_what_the_best_checkpoint_can_be_best_by() -> None:
     check_best_metric(config(data={"eval_size": 0}))
 
 
-def test_a_best_metric_that_is_never_found_is_refused_before_a_run_and_when_it_is_resumed() -> None:
+def test_a_best_metric_that_is_never_found_is_refused_before_a_run_and_when_it_is_resumed():
     right = config(MATH, GAME, data={"size": 9})
     wrong = right.changed(run={"best_metric": "eval/math/pass@4"})
     what = (
@@ -173,14 +170,14 @@ def test_a_best_metric_that_is_never_found_is_refused_before_a_run_and_when_it_i
     assert re.search(what, refusal(check_change, right, wrong, 0))
 
 
-def test_a_suite_may_come_or_go_or_be_due_at_other_times_when_a_run_is_resumed() -> None:
+def test_a_suite_may_come_or_go_or_be_due_at_other_times_when_a_run_is_resumed():
     before = config(MATH, GAME)
     check_change(before, config(GAME | {"steps": 7}, OFFLINE), 0)
     message = refusal(check_change, before, config(MATH | {"n": 4}, GAME), 0)
     assert message.startswith("eval.suites: math: only `steps` can be changed")
 
 
-def test_what_is_shown_of_a_row_of_metrics() -> None:
+def test_what_is_shown_of_a_row_of_metrics():
     row = {"reward": 1.0, "eval/reward": 0.5, "step": 3, "clip_ratio/region_mean": 0.1}
     row |= metrics_of("held_out", {"avg@1": 0.5})
     row |= metrics_of("math", {"avg@3": 0.4, "pass@1": 0.1, "pass@3": 0.7, "mean_length": 9.0})

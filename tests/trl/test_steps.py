@@ -1,7 +1,5 @@
 """TRL's batches and ours: the same responses for each optimizer step."""
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -24,9 +22,7 @@ def steps_of(batch: int, accumulation: int, generations: int, each: int, times: 
 
 
 @given(st.tuples(small, small, st.integers(2, 4), small, small), st.integers(1, 60))
-def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
-    numbers: tuple[int, int, int, int, int], num_rows: int
-) -> None:
+def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(numbers, num_rows):
     batch, accumulation, generations, each_time, iterations = numbers
     try:
         steps = steps_of(*numbers)
@@ -56,5 +52,5 @@ def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
         ((1, 4, 8, 8, 1), "4 responses, which are no whole groups"),
     ],
 )
-def test_what_cannot_be_is_said(numbers: tuple[int, int, int, int, int], part: str) -> None:
+def test_what_cannot_be_is_said(numbers, part):
     assert re.search(part, refusal(steps_of, *numbers))

@@ -1,7 +1,5 @@
 """Compiled code is kept in a directory that is another one when the sources are."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

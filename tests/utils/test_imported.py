@@ -1,7 +1,5 @@
 """Functions by file and by dotted name, and what is said when there is none."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ from tests.refused import refusal
 
 
 @pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -29,11 +27,11 @@ def file_with(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_dotted_name() -> None:
+def test_a_dotted_name():
     assert imported("os.path.join", "here") is __import__("os").path.join
 
 
-def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path) -> None:
+def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path):
     (tmp_path / "a_neighbour_of_mine.py").write_text("VALUE = 7\n")
     path = file_with(
         tmp_path,
@@ -56,11 +54,11 @@ def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path) -> Non
         ("import sys\nsys.exit(3)\n", "importing it raised SystemExit: 3 (mine.py:2)"),
     ],
 )  # fmt: skip
-def test_a_file_that_gives_no_function(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_gives_no_function(tmp_path, text, said):
     assert said in refused(file_with(tmp_path, text) + ":f")
 
 
-def test_a_file_that_failed_is_tried_again(tmp_path: Path) -> None:
+def test_a_file_that_failed_is_tried_again(tmp_path):
     path = file_with(tmp_path, "1 / 0\n")
     assert "ZeroDivisionError" in refused(f"{path}:f")
     file_with(tmp_path, "def f(): return 5\n")
@@ -80,11 +78,11 @@ def test_a_file_that_failed_is_tried_again(tmp_path: Path) -> None:
         ("folder/rewards.function", "give path/to/file.py:function, or a dotted name"),
     ],
 )
-def test_what_is_not_there(spec: str, said: str) -> None:
+def test_what_is_not_there(spec, said):
     assert said in refused(spec)
 
 
-def test_files_of_one_name_are_modules_that_can_be_imported_again(tmp_path: Path) -> None:
+def test_files_of_one_name_are_modules_that_can_be_imported_again(tmp_path):
     found = []
     for number, folder in enumerate(("a_b", "a.b", "a-b ü")):
         (tmp_path / folder).mkdir()

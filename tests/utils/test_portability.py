@@ -1,7 +1,5 @@
 """What this system has and others do not is not needed: the other way is taken here too."""
 
-from __future__ import annotations
-
 import os
 import sys
 from multiprocessing import resource_tracker

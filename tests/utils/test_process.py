@@ -1,10 +1,7 @@
 """What a process leaves out of others, and which commit it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from rhymeflow.utils import child, source_version
 
 
-def test_in_the_block_there_is_no_file_to_import() -> None:
+def test_in_the_block_there_is_no_file_to_import():
     main = sys.modules["__main__"]
     with child.without_main_file():
         assert sys.modules["__main__"] is not main
@@ -33,9 +30,7 @@ def test_in_the_block_there_is_no_file_to_import() -> None:
         ("no python (", False),
     ],
 )
-def test_whether_importing_a_script_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_guarded: bool
-) -> None:
+def test_whether_importing_a_script_runs_it(tmp_path, monkeypatch, text, is_guarded):
     script, main = tmp_path / "script.py", ModuleType("__main__")
     script.write_text(text)
     main.__file__ = str(script)
@@ -43,7 +38,7 @@ def test_whether_importing_a_script_runs_it(
     assert child.guarded_file() == (script if is_guarded else None)
 
 
-def test_the_commit_of_a_clone_and_that_there_is_none(tmp_path: Path, monkeypatch) -> None:
+def test_the_commit_of_a_clone_and_that_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(source_version, "ROOT", tmp_path)
     found = source_version.source_version.__wrapped__
     assert found() == "0.1.0"

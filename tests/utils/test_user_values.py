@@ -1,7 +1,5 @@
 """What user code may give as rewards of two responses."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -31,11 +29,11 @@ TAKEN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("made", TAKEN.values(), ids=TAKEN)
-def test_what_is_taken(made: Callable[[], Any]) -> None:
+def test_what_is_taken(made):
     assert reward_numbers(made(), 2) == [2.0, 1.0]
 
 
-def test_data_frames_are_taken_by_position() -> None:
+def test_data_frames_are_taken_by_position():
     pandas = pytest.importorskip("pandas")
     assert reward_numbers(pandas.Series([2, 1], index=[1, 0]), 2) == [2.0, 1.0]
     assert reward_numbers(pandas.DataFrame({0: [2, 1]}), 2) == [2.0, 1.0]
@@ -68,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("made", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(made: Callable[[], Any], said: str) -> None:
+def test_what_is_refused(made, said):
     with pytest.raises(ValueError) as error:
         reward_numbers(made(), 2)
     assert said in str(error.value)

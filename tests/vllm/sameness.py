@@ -3,8 +3,6 @@
 One vLLM engine to a process, so each file of tests that uses this runs in a process of its own
 (`make test-vllm`)."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import multiprocessing

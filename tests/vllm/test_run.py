@@ -1,7 +1,5 @@
 """A real run on vLLM: two instances, bound 1, pulls under running requests, one instance killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -31,7 +29,7 @@ def instances(run: subprocess.Popen[str]) -> list[int]:
     return [i for i in children if b"workers.launch" in Path(f"/proc/{i}/cmdline").read_bytes()]
 
 
-def test_a_run_with_an_instance_killed_on_the_way(tmp_path: Path) -> None:
+def test_a_run_with_an_instance_killed_on_the_way(tmp_path):
     run_dir, printed = tmp_path / "run", tmp_path / "output"
     metrics = run_dir / "metrics.jsonl"
     command = [sys.executable, "-m", "rhymeflow", "train", "demo", *OPTIONS.split()]

@@ -1,7 +1,5 @@
 """Tensors of awkward bits, and how they change."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

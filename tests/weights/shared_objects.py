@@ -1,7 +1,5 @@
 """Objects that processes share, without processes: of one that is lost, nothing can be had."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -2,8 +2,6 @@
 
 What holds of both transports is tried on both."""
 
-from __future__ import annotations
-
 import time
 from contextlib import contextmanager
 from itertools import pairwise

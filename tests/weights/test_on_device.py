@@ -1,7 +1,5 @@
 """Parts of tensors: what slices of them hash to, and what goes through two buffers of memory."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

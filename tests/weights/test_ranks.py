@@ -1,7 +1,5 @@
 """Weights that several ranks publish, each its rows: those that one rank publishes, or none."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor

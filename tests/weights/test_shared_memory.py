@@ -1,7 +1,5 @@
 """The weight store in shared memory: whole versions, proof, and readers that race a writer."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

@@ -1,10 +1,8 @@
 """Workers that serve in a thread of this process, over a real connection."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from rhymeflow.workers.messages import Shutdown, send
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[..., Any]]:
+def serving():
     """Have a function serve one end of a pipe, its first argument; returns the controller's end."""
     started = []
 

@@ -1,7 +1,5 @@
 """The environment worker, in this process: turns in, answers out, by a real connection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +28,7 @@ Worker = Callable[..., Any]
 
 
 @pytest.fixture
-def worker(tmp_path, monkeypatch, serving) -> Worker:
+def worker(tmp_path, monkeypatch, serving):
     """Start a worker with these environments; returns the controller's end."""
     monkeypatch.setattr(process, "_output", tmp_path / "log")
 
@@ -66,7 +64,7 @@ def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
     return answer(connection)
 
 
-def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> None:
+def test_turns_are_answered_in_tokens_and_the_episode_judged(worker):
     ours = worker(TEXT, "Echo", max_turns=3)
     first = ask(ours, "abc<|im_end|>")
     assert isinstance(first, TurnAnswered)
@@ -83,7 +81,7 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> 
     )  # fmt: skip
 
 
-def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Worker) -> None:
+def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker):
     ours = worker(TEXT, "Echo")
     assert "raised ValueError: no, thank you" in ask(ours, "raise").error
     send(ours, AskEnvironment(episode("slow", key="9.0"), "answer", 10))
@@ -93,7 +91,7 @@ def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Wor
     assert answer(ours) == EpisodeJudged("9.1", {})
 
 
-def test_a_chat_is_continued_by_its_template(worker: Worker) -> None:
+def test_a_chat_is_continued_by_its_template(worker):
     ours = worker(CHAT, "Counter", tools=[f"{FILE}:multiply"])
     call = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
     said = ask(ours, f"{call}{call}<|im_end|>", tok=CHAT, start=1)
@@ -107,7 +105,7 @@ def test_a_chat_is_continued_by_its_template(worker: Worker) -> None:
     assert ask(ours, "done<|im_end|>", tok=CHAT, key="3.3").answer == "stop"
 
 
-def test_an_environment_opens_with_text_that_stays_what_it_was(worker: Worker) -> None:
+def test_an_environment_opens_with_text_that_stays_what_it_was(worker):
     ours = worker(TEXT, "Opens", "Echo")
     for kind, opening in (("Opens", "Welcome."), ("Echo", "")):
         send(ours, AskEnvironment(episode(environment=kind, key=kind), "opening"))
@@ -121,7 +119,7 @@ def test_an_environment_opens_with_text_that_stays_what_it_was(worker: Worker) -
     assert "environment of x, reset: is not reproducible" in answer(ours).error
 
 
-def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
+def test_what_the_template_refuses_is_a_failure(worker):
     tok = tokenizer(CHATML.replace("{{ '<|im", "{% if m.role == 'narrator' %}"
         "{{ raise_exception('no narrators') }}{% endif %}{{ '<|im", 1))  # fmt: skip
     ours = worker(tok, "Echo")
@@ -132,7 +130,7 @@ def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
     assert "the chat template refuses its answer" in again.error
 
 
-def test_a_row_says_which_of_several_answers_it(worker: Worker) -> None:
+def test_a_row_says_which_of_several_answers_it(worker):
     ours = worker(TEXT, "Echo", "Sleeper")
     assert ask(ours, "a", environment="Sleeper").answer == "stop"
     send(ours, AskEnvironment(episode("a", environment="Sleeper"), "reward"))

@@ -1,7 +1,5 @@
 """A worker says that it lives whatever it does, and how far it is."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time

@@ -1,9 +1,6 @@
 """What the history process writes to the index, from stores that grow while it reads."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import pytest
 
@@ -43,14 +40,14 @@ class FakeIndex:
 
 
 @pytest.fixture
-def store(tmp_path: Path):
+def store(tmp_path):
     store = SqliteTrajectoryStore(tmp_path / "events.db")
     yield store
     store.close()
 
 
 @pytest.fixture
-def reader(store: SqliteTrajectoryStore):
+def reader(store):
     reader = TrajectoryReader(store.path)
     yield reader
     reader.close()

@@ -1,7 +1,5 @@
 """The learner's process: what it reads of the log, and what it says of checkpoints."""
 
-from __future__ import annotations
-
 import multiprocessing
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +23,7 @@ from rhymeflow.workers.restore import samples, skipped_in_a_row
     ("reason", "truncated"),
     [("stop", False), ("max_turns", False), ("length", True), ("finished_early", True)],
 )
-def test_truncated_is_what_the_policy_did_not_end(reason: str, truncated: bool) -> None:
+def test_truncated_is_what_the_policy_did_not_end(reason, truncated):
     record = TrajectoryRecord(0, 0, [1], [2], [-1.0], [0], 1.0, reason, {}, [False])
     assert [each.truncated for each in samples([record], Config())] == [truncated]
 

@@ -1,7 +1,5 @@
 """What is compiled beforehand is what a run compiles."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tests.engine.test_body import model_of
 from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
 
 
-def test_after_it_nothing_is_compiled(tmp_path: Path) -> None:
+def test_after_it_nothing_is_compiled(tmp_path):
     """In a process that has loaded nothing else; that what was compiled is found by the next one is
     numba's business."""
     processes.prepare()

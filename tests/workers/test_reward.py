@@ -1,7 +1,5 @@
 """The reward worker, in this process: responses in, text and rewards out, by a real connection."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

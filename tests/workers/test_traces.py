@@ -1,7 +1,5 @@
 """Which steps of a worker are recorded; `runtime/test_run_directory.py` reads those of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

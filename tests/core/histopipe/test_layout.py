@@ -1,7 +1,5 @@
 """How a step is laid out: nothing twice, nothing left out, completion times as they are to be."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -49,9 +47,7 @@ groups_of = st.lists(
 
 
 @given(lengths=groups_of, num_instances=st.integers(1, 30))
-def test_every_group_and_every_instance_once(
-    lengths: list[list[float]], num_instances: int
-) -> None:
+def test_every_group_and_every_instance_once(lengths, num_instances):
     groups = [ranked(i, *each) for i, each in enumerate(lengths)]
     shares = lay_out(groups, num_instances, COST_14B, 8)
     assert sorted(g for share in shares for g in share.groups) == list(range(len(groups)))
@@ -64,7 +60,7 @@ def test_every_group_and_every_instance_once(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_balanced_completion_times_grow_linearly(seed: int) -> None:
+def test_balanced_completion_times_grow_linearly(seed):
     groups = skewed(1024, seed)
     shares = lay_out(groups, 256, COST_14B, 64)
     found = times(shares, groups)
@@ -78,7 +74,7 @@ def test_balanced_completion_times_grow_linearly(seed: int) -> None:
 
 @pytest.mark.parametrize("num_instances", [9, 16, 40, 100])
 @pytest.mark.parametrize("seed", range(3))
-def test_two_steps_in_a_row_take_no_longer_than_evenly(seed: int, num_instances: int) -> None:
+def test_two_steps_in_a_row_take_no_longer_than_evenly(seed, num_instances):
     groups = skewed(128, seed)
     shares = lay_out(groups, num_instances, COST_14B, 64)
     numbers = _equal_sizes(len(shares), num_instances)
@@ -104,7 +100,7 @@ def one_after_another(lengths: list[int], prompt: int, places: int) -> float:
 
 
 @given(lengths=st.lists(st.integers(1, 300), max_size=40), prompt=st.integers(1, 3000))
-def test_seconds_of_what_begins_together(lengths: list[int], prompt: int) -> None:
+def test_seconds_of_what_begins_together(lengths, prompt):
     found = duration(COST_14B, sorted(lengths), prompt, 64)
     # Token 1 reads the prompt alone: half a token a response and iteration less than the integral.
     slack = COST_14B.k1 * sum(lengths) / 2

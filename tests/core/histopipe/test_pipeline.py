@@ -1,7 +1,5 @@
 """Which step a group belongs to, where it is laid out, and what becomes of that."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -31,7 +29,7 @@ def names(pipeline: Pipeline, group: int) -> set[str]:
     return {place.instance for place in where(pipeline, group) if place is not None}
 
 
-def test_members_are_dealt_out_over_their_share() -> None:
+def test_members_are_dealt_out_over_their_share():
     made = planned()
     assert where(made, 0) == [Place(0, "a")] * 4
     assert (
@@ -42,7 +40,7 @@ def test_members_are_dealt_out_over_their_share() -> None:
     assert made.place(TrajectoryId(4, 0)) is None
 
 
-def test_every_other_step_runs_the_other_way() -> None:
+def test_every_other_step_runs_the_other_way():
     made = planned(steps=3)
     assert made.num_steps == 3
     assert [names(made, group) for group in (0, 10, 20)] == [{"a"}, {"c"}, {"a"}]
@@ -50,7 +48,7 @@ def test_every_other_step_runs_the_other_way() -> None:
     assert [place.step for place in where(made, 22) if place] == [2] * 4
 
 
-def test_what_moves_has_a_place_of_its_own() -> None:
+def test_what_moves_has_a_place_of_its_own():
     made = planned(steps=2)
     moved, put_off, beside = (TrajectoryId(0, member) for member in range(3))
     made.move([moved], "c", later=False)
@@ -64,7 +62,7 @@ def test_what_moves_has_a_place_of_its_own() -> None:
         made.move([TrajectoryId(99, 0)], "a", later=False)
 
 
-def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
+def test_what_was_laid_out_on_one_that_left_goes_to_the_others():
     made = planned()
     made.move([TrajectoryId(2, 0)], "a", later=True)
     made.replace_lost({"b", "d"})

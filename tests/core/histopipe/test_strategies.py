@@ -1,7 +1,5 @@
 """HistoPipe's routing and migration, in fleets that are laid out."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -62,13 +60,13 @@ def placed(
 
 
 @given(view=fleets())
-def test_without_a_layout_it_is_fewest_requests(view: FleetView) -> None:
+def test_without_a_layout_it_is_fewest_requests(view):
     assert planned(view) == fewest_requests(view)
     assert list(migrate_outliers(view)) == []
 
 
 @given(view=fleets(), data=st.data())
-def test_what_is_routed_may_be(view: FleetView, data: st.DataObject) -> None:
+def test_what_is_routed_may_be(view, data):
     """Once each, to its place, on one that accepts it, in its step, with room."""
     names = [each.name for each in view.instances] or ["nowhere"]
     ids = [t.id for t in view.queue] + [t for x in view.instances for t in x.assigned]
@@ -97,7 +95,7 @@ def test_what_is_routed_may_be(view: FleetView, data: st.DataObject) -> None:
         assert kept or not got or full <= there.kv_capacity
 
 
-def test_an_instance_begins_a_step_when_nothing_earlier_is_left() -> None:
+def test_an_instance_begins_a_step_when_nothing_earlier_is_left():
     busy, free = instance("busy", running=1), instance("free")
     layout = Placed(
         {TrajectoryId(0, 0): (1, "busy"), TrajectoryId(1, 0): (1, "free"), **assigned((busy, 0))}
@@ -109,7 +107,7 @@ def test_an_instance_begins_a_step_when_nothing_earlier_is_left() -> None:
     assert routed(placed([busy, free], [new(2)], layout)) == [], "not laid out yet"
 
 
-def test_the_earliest_step_first_then_what_was_begun_then_the_longest() -> None:
+def test_the_earliest_step_first_then_what_was_begun_then_the_longest():
     layout = Placed({TrajectoryId(g, 0): (1 if g == 9 else 0, "a") for g in range(1, 10)})
     queue = [partial(5, 0), new(9), new(1), new(2), new(3)]
     lengths = Predicted(means={1: 500.0, 2: 2000.0, 3: 800.0})
@@ -146,7 +144,7 @@ def outlying(
     return list(migrate_outliers(view))
 
 
-def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer() -> None:
+def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer():
     there = instance("a", running=1)
     (trajectory,) = there.assigned
     (answer,) = outlying([there])
@@ -155,7 +153,7 @@ def test_an_outlier_goes_on_in_the_next_step_if_nobody_goes_on_for_longer() -> N
     assert outlying([there, busy]) == [answer], "the other is done as soon"
 
 
-def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_predicted() -> None:
+def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_predicted():
     there = instance("a", running=2)
     assert len(outlying([there])) == 2, "a tenth of ten groups of two"
     assert outlying([there], share=9.9) == []
@@ -166,7 +164,7 @@ def test_an_outlier_is_among_the_last_tenth_and_longer_than_was_predicted() -> N
     assert [m.trajectories for m in outlying([there], moved={first})] == [(second,)], "once each"
 
 
-def test_nothing_is_an_outlier_where_nothing_is_predicted() -> None:
+def test_nothing_is_an_outlier_where_nothing_is_predicted():
     there = instance("a", running=1)
     tokens = dict.fromkeys(there.assigned, 2000)
     layout = Placed(assigned((there, 0)), {"a": 10.0})
@@ -179,7 +177,7 @@ def test_nothing_is_an_outlier_where_nothing_is_predicted() -> None:
     assert list(migrate_outliers(beyond)) == [], "it is not laid out"
 
 
-def test_an_outlier_goes_to_one_that_is_fresh_enough_and_has_longer_to_go() -> None:
+def test_an_outlier_goes_to_one_that_is_fresh_enough_and_has_longer_to_go():
     there = instance("a", 1, running=1)
     (trajectory,) = there.assigned
 

@@ -1,7 +1,5 @@
 """The tables in the docstrings of the protocol, against those that the code executes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
@@ -42,7 +40,7 @@ def check(found: Iterable[Row], expected: list[Row]) -> None:
     assert list(found) == expected, f"the table is to be\n{text}"
 
 
-def test_of_members() -> None:
+def test_of_members():
     table = {
         cause.__name__: {a.name: b.name for a, b in moves.items()}
         for cause, moves in TRANSITIONS.items()
@@ -50,11 +48,11 @@ def test_of_members() -> None:
     check(shown(group, "by"), rows(table))
 
 
-def test_of_operations() -> None:
+def test_of_operations():
     check((row[:3] for row in shown(staleness, "operation")), rows(OPERATIONS))
 
 
-def test_of_buffers() -> None:
+def test_of_buffers():
     table = [
         (state, "at target" if met else "below target", "some" if has_empty else "none")
         for (met, has_empty), state in STATES.items()
@@ -62,7 +60,7 @@ def test_of_buffers() -> None:
     check((row[:3] for row in shown(staleness, "state of a buffer")), table)
 
 
-def test_a_member_does_what_the_table_says_and_nothing_else() -> None:
+def test_a_member_does_what_the_table_says_and_nothing_else():
     for cause, moves in TRANSITIONS.items():
         for state in MemberState:
             member = Member(state, instance="a" if state in group.ON_INSTANCE else None)

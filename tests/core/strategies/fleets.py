@@ -1,7 +1,5 @@
 """Fleets and queues to show to strategies: drawn by hypothesis, or written down in one line."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

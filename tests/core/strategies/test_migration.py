@@ -1,7 +1,5 @@
 """What is sent back, what is shared, and that it ends."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -28,7 +26,7 @@ def moved(view: FleetView) -> dict[str, int]:
 
 
 @given(view=fleets(), is_empty=st.booleans())
-def test_only_what_is_there_is_taken_and_only_once(view: FleetView, is_empty: bool) -> None:
+def test_only_what_is_there_is_taken_and_only_once(view, is_empty):
     if is_empty:
         view = replace(view, queue=(), lowest_waiting=None, admissible=frozenset())
     before = shown(view)
@@ -42,7 +40,7 @@ def test_only_what_is_there_is_taken_and_only_once(view: FleetView, is_empty: bo
     assert all(m.trajectories for m in answer)
 
 
-def test_more_than_so_many_waiting_are_sent_back() -> None:
+def test_more_than_so_many_waiting_are_sent_back():
     there = [instance("three", running=9, waiting=3), instance("four", running=9, waiting=4)]
     assert rebalance(fleet(there, [partial(0, 0)])) == (), "nowhere is there room for them"
     there.append(instance("room", running=9))
@@ -52,7 +50,7 @@ def test_more_than_so_many_waiting_are_sent_back() -> None:
     assert moved(fleet([*there, instance("idle")])) == {"four": 4}
 
 
-def test_a_starved_instance_gets_the_shorter_ones() -> None:
+def test_a_starved_instance_gets_the_shorter_ones():
     busy = instance("busy", running=[900, 100, 500, 300, 700, 200, 800, 400, 600, 1000])
     (answer,) = rebalance(fleet([busy, instance("idle")]))
     lengths = [busy.assigned[t] for t in answer.trajectories]
@@ -60,7 +58,7 @@ def test_a_starved_instance_gets_the_shorter_ones() -> None:
     assert (answer.instance, lengths) == ("busy", [100, 200, 300, 400])
 
 
-def test_who_is_not_starved_gets_nothing() -> None:
+def test_who_is_not_starved_gets_nothing():
     busy = instance("busy", 1, running=40)
     assert moved(fleet([busy, instance("idle", 1)])) == {"busy": 20}
     # Its share is above a fifth; the queue, a new group or what is on its way back will fill it;
@@ -76,14 +74,14 @@ def test_who_is_not_starved_gets_nothing() -> None:
     assert moved(fleet([busy, instance("some", 1, running=3, waiting=1)])) == {}
 
 
-def test_no_more_than_routing_would_give_it() -> None:
+def test_no_more_than_routing_would_give_it():
     there = Fleet(fleet([instance("busy", running=60), instance("idle")]))
     assert there.migrate() > 5
     there.route(waterfall)
     assert not there.queue
 
 
-def test_each_starved_one_has_its_own_donor() -> None:
+def test_each_starved_one_has_its_own_donor():
     there = [instance("a", running=40), instance("b"), instance("c", running=60), instance("d")]
     assert moved(fleet(there)) == {"c": 30, "a": 20}
 
@@ -152,7 +150,7 @@ def crowded(draw) -> FleetView:
 
 @settings(max_examples=300, deadline=None)
 @given(view=crowded(), rule=st.sampled_from([waterfall, fewest_requests]))
-def test_sharing_settles(view: FleetView, rule) -> None:
+def test_sharing_settles(view, rule):
     there, moves = Fleet(view), [1]
     while moves[-1] and len(moves) < 20:
         moves.append(there.migrate())
@@ -161,7 +159,7 @@ def test_sharing_settles(view: FleetView, rule) -> None:
     assert moves[-1] == 0, moves
 
 
-def test_what_is_about_to_end_is_not_moved() -> None:
+def test_what_is_about_to_end_is_not_moved():
     view = fleet([instance("giver", running=12), instance("taker")])
     all_of_them = {t for m in rebalance(view) for t in m.trajectories}
     assert any(t.group % 2 for t in all_of_them)

@@ -1,7 +1,5 @@
 """Routing: a slow formula as the oracle of each rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -37,7 +35,7 @@ class Endless:
 
 
 @RULES
-def test_reading_stops_when_the_fleet_is_full(rule: Rule) -> None:
+def test_reading_stops_when_the_fleet_is_full(rule):
     queue = Endless()
     there = [instance("a", capacity=3), instance("b", capacity=2)]
     assert len(rule(replace(fleet(there), queue=queue))) == 5
@@ -109,16 +107,14 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
     ("rule", "slow"), [(fewest_requests, fewest_slowly), (waterfall, waterfall_slowly)]
 )
 @given(view=fleets())
-def test_a_rule_is_the_slow_formula_and_leaves_the_view_as_it_is(
-    rule: Rule, slow: Rule, view: FleetView
-) -> None:
+def test_a_rule_is_the_slow_formula_and_leaves_the_view_as_it_is(rule, slow, view):
     before = shown(view)
     assert rule(view) == slow(view)
     assert shown(view) == before
 
 
 @given(tokens=st.integers(0, 10**7))
-def test_weighed_is_the_power_of_two_below(tokens: int) -> None:
+def test_weighed_is_the_power_of_two_below(tokens):
     size = size_class(tokens)
     assert size <= tokens <= max(0, 2 * size - 1)
     assert size & (size - 1) == 0

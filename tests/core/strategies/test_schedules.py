@@ -1,11 +1,7 @@
 """The table of schedules, against the table in the documentation and in the configuration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
-
-import pytest
 
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
@@ -16,11 +12,11 @@ from tests.core.interleaving import COST, Interleaving, a_plan, a_schedule
 from tests.core.strategies.fleets import SETTINGS
 
 
-def test_every_schedule_of_the_configuration_is_there() -> None:
+def test_every_schedule_of_the_configuration_is_there():
     assert list(SCHEDULES) == list(get_args(ScheduleConfig.model_fields["name"].annotation))
 
 
-def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outliers_move_in_whole_runs(monkeypatch):
     """With a history that expects less than there is, and so large groups that all that runs is
     the last tenth: all that goes on is an outlier, once."""
     monkeypatch.setattr(strategies, "OUTLIER_RATIO", 1.01)

@@ -1,14 +1,12 @@
 """When an instance that lags pulls."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
+from rhymeflow.core.strategies.base import FleetView
 from rhymeflow.core.strategies.schedules import SYNC
 from rhymeflow.core.strategies.sync import gather_stragglers, when_version_unusable
 from tests.core.strategies.fleets import fleet, fleets, instance, new, partial, shown
@@ -36,15 +34,13 @@ FULL = instance("a", 1, running=3, capacity=3)
         (instance("a", 1), [partial(0, 1)], {1}, True),
     ],
 )
-def test_status(
-    there: InstanceView, queue: list[TrajectoryView], admissible: set[int], pulls: bool
-) -> None:
+def test_status(there, queue, admissible, pulls):
     assert when_version_unusable(there, fleet([there], queue, admissible=admissible)) is pulls
 
 
 @pytest.mark.parametrize("rule", SYNC.values(), ids=SYNC)
 @given(view=fleets())
-def test_no_rule_holds_back_an_instance_with_nothing_on_it(rule, view: FleetView) -> None:
+def test_no_rule_holds_back_an_instance_with_nothing_on_it(rule, view):
     """Else a run could stall; and the view stays as it is."""
     before = shown(view)
     for each in view.instances:
@@ -67,7 +63,7 @@ def pulling(view: FleetView) -> list[str]:
     return [x.name for x in view.instances if x.version == 1 and gather_stragglers(x, view)]
 
 
-def test_those_with_the_most_stay_and_take_over_what_the_others_have() -> None:
+def test_those_with_the_most_stay_and_take_over_what_the_others_have():
     # 1,000 tokens cost 0.12 ms beside 14 ms: some thirty are not a quarter slower than one.
     assert pulling(lagging(2, 7, 1, 3)) == ["old-0", "old-2", "old-3"]
     assert pulling(lagging(2, 7, 1, 3, max_slowdown=1.06)) == ["old-0", "old-2"], "eight at most"
@@ -79,13 +75,11 @@ def test_those_with_the_most_stay_and_take_over_what_the_others_have() -> None:
     [([partial(0, 1)], set()), ([new(0, min_version=1)], set()), ([], {1})],
     ids=["partial", "new member", "new group"],
 )
-def test_none_pulls_while_its_version_is_of_use(
-    queue: list[TrajectoryView], admissible: set[int]
-) -> None:
+def test_none_pulls_while_its_version_is_of_use(queue, admissible):
     assert pulling(lagging(2, 7, queue=queue, admissible=admissible)) == []
 
 
-def test_not_all_of_a_fleet_stay() -> None:
+def test_not_all_of_a_fleet_stay():
     """Else nothing new could begin until one has run empty."""
     assert pulling(lagging(2, fresh=0)) == ["old-0"]
     assert pulling(lagging(9, 8, 7, fresh=0, max_slowdown=1.001)) == ["old-2"]
