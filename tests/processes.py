@@ -23,13 +23,14 @@ def is_running(pid: int) -> bool:
 
 
 class Command:
-    """`rhymeflow ...` in a process of its own that need not import, which takes a new interpreter
-    five seconds: the server of this process's workers forks it, and it forks its own server."""
+    """`rhymeflow ...`, or another module, in a process of its own that need not import, which takes
+    a new interpreter five seconds: this process's server of workers forks it, and it forks its own.
+    """
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, module: str = "rhymeflow") -> None:
         self._output = cwd / f"output-{next(_numbers)}"
         self._process = processes.context().Process(
-            target=_become, args=(arguments, cwd, self._output)
+            target=_become, args=(module, arguments, cwd, self._output)
         )
         processes.prepare()
         self._process.start()
@@ -61,7 +62,7 @@ _numbers = itertools.count()
 _spawn = util.spawnv_passfds
 
 
-def _become(arguments: tuple[str, ...], cwd: Path, output: Path) -> None:
+def _become(module: str, arguments: tuple[str, ...], cwd: Path, output: Path) -> None:
     """In the new process: be as a program is that a shell has started."""
     os.chdir(cwd)
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -73,8 +74,8 @@ def _become(arguments: tuple[str, ...], cwd: Path, output: Path) -> None:
     gc.enable()
     resource_tracker._resource_tracker._fd = None  # what it leaves is its own tracker's
     util.spawnv_passfds = _fork
-    sys.argv = ["rhymeflow", *arguments]
-    runpy.run_module("rhymeflow", run_name="__main__")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")
 
 
 def _fork(path: bytes, arguments: list[str], descriptors: list[int]) -> int:

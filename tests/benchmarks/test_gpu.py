@@ -3,12 +3,15 @@
 import argparse
 import gzip
 import json
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import gpu
 from benchmarks.faults.run import Finished
 from benchmarks.gpus import device, exchange, policy, runs
+from tests.processes import Command
 
 
 @pytest.fixture
@@ -41,7 +44,17 @@ def results(part, args) -> dict[str, object]:
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_part_runs_and_its_checks_hold(part, some, args):
+def test_a_part_runs_and_its_checks_hold(part, some, args, monkeypatch, tmp_path):
+    class Rank(Command):
+        def __init__(self, command, **_):
+            super().__init__(*command[3:], cwd=tmp_path, module=command[2])
+
+        def communicate(self):
+            self.returncode = self.wait()
+            return (self.output,)
+
+    ranks = SimpleNamespace(Popen=Rank, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(exchange, "subprocess", ranks)
     assert some in results(part, args)
 
 
