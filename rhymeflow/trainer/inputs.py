@@ -3,6 +3,7 @@ them and the run can be repeated.
 
     model/            a model and its tokenizer
     tokenizer/        a tokenizer that was given with a model's name
+    teacher/          a teacher and its tokenizer
     reward_model/     a reward model and its tokenizer, numbered where there are several
     train.jsonl       rows
     objects.pickle    functions and classes that cannot be imported by name
@@ -57,6 +58,12 @@ class Inputs:
             raise UserError("Trainer: model has LoRA adapters: merge_and_unload() it first")
         self.tokenizer_of_model = processing_class or _tokenizer_of(model, "model")
         return self.saved("model", model, self.tokenizer_of_model)
+
+    def teacher(self, model: Any, processing_class: Any) -> str:
+        """Return a teacher's name, or collect an object as `reward_model` does."""
+        if isinstance(model, str | os.PathLike):
+            return os.fspath(model)
+        return self.saved("teacher", model, processing_class or _tokenizer_of(model, "the teacher"))
 
     def reward_model(self, model: Any, processing_class: Any) -> str:
         """Collect a reward model object, with the tokenizer given or the one it was loaded with."""

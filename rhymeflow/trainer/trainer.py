@@ -59,6 +59,7 @@ class Trainer:
             one, or several of these by name (docs/environments.md).
         tools: functions that the policy may call.
         callbacks: transformers' `TrainerCallback`s, called in this process.
+        teacher_model: that of `learner.distillation.teacher`, by name or as an object.
 
         trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
                           config={"max_steps": 100})
@@ -86,6 +87,7 @@ class Trainer:
         environment_factory: Environments | None = None,
         tools: list[str | Callable[..., Any]] | None = None,
         callbacks: list[Any] | None = None,
+        teacher_model: Any = None,
     ) -> None:
         from rhymeflow.runtime.start import choose_run_dir  # loads the store
 
@@ -100,6 +102,9 @@ class Trainer:
                 fields["learner.frozen_parameters"] = list(names)
             if processing_class is not None and isinstance(model, str | Path):
                 fields["model.tokenizer"] = inputs.saved("tokenizer", processing_class)
+        if teacher_model is not None:
+            teacher = inputs.teacher(teacher_model, processing_class)
+            fields["learner.distillation.teacher"] = teacher
         if environment_factory is not None and reward_funcs is None:
             fields["reward.functions"] = []
         fields |= reward_fields(

@@ -1,4 +1,4 @@
-"""TRL's `GRPOConfig` with one more field, and the table of its fields in docs/from-trl.md.
+"""TRL's configurations with one more field, and the table of their fields in docs/from-trl.md.
 
 A field that the table lacks is refused unless it has TRL's default.
 """
@@ -26,8 +26,8 @@ REMOVED = {
 
 
 @dataclasses.dataclass(init=False)
-class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
-    """TRL's `GRPOConfig`; docs/from-trl.md says what each field does.
+class _OwnFields:
+    """A configuration of TRL; docs/from-trl.md says what each field does.
 
     The additional field `rhymeflow` maps Rhymeflow's fields to values, which win over TRL's:
     `{"schedule.name": "synchronous"}`.
@@ -38,19 +38,41 @@ class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
     def __init__(self, *arguments: Any, rhymeflow: Any = None, **named: Any) -> None:
         check_one_process()
         known = [field.name for field in dataclasses.fields(self)]
+        title = in_trl(type(self)).__name__
         for name in named:
+            if name in known:
+                continue
             if name in REMOVED:
                 problem = f"{name}: TRL has no such field any more; {REMOVED[name]}"
-                raise UserError(f"GRPOConfig: {problem}")
-            if name not in known:
-                raise UserError(f"GRPOConfig: there is no field {name!r}{suggestion(name, known)}")
+                raise UserError(f"{title}: {problem}")
+            raise UserError(f"{title}: there is no field {name!r}{suggestion(name, known)}")
         self.rhymeflow = rhymeflow
         if not torch.cuda.is_available():  # else TRL refuses a machine without a GPU
             named.setdefault("use_cpu", True)
         try:
             super().__init__(*arguments, **named)
         except ValueError as error:
-            raise UserError(f"GRPOConfig: {' '.join(str(error).split())}") from None
+            raise UserError(f"{title}: {' '.join(str(error).split())}") from None
+
+
+@dataclasses.dataclass(init=False)
+class GRPOConfig(_OwnFields, trl.GRPOConfig):  # type: ignore[misc]
+    """TRL's `GRPOConfig` with the field `rhymeflow`."""
+
+
+@dataclasses.dataclass(init=False)
+class RLOOConfig(_OwnFields, trl.RLOOConfig):  # type: ignore[misc]
+    """TRL's `RLOOConfig` with the field `rhymeflow`."""
+
+
+@dataclasses.dataclass(init=False)
+class TrlDistillationConfig(_OwnFields, trl.DistillationConfig):  # type: ignore[misc]
+    """TRL's `DistillationConfig` with the field `rhymeflow`."""
+
+
+def in_trl(kind: type) -> type:
+    """Return TRL's configuration that this one is or extends."""
+    return next((each for each in kind.__mro__ if each.__module__.startswith("trl.")), kind)
 
 
 SAME: Mapping[str, str] = {
@@ -72,6 +94,11 @@ MAPPED: Mapping[str, str] = {
     "learner.loss_type, learner.surrogate, learner.epsilon, learner.epsilon_high":
         "loss_type epsilon epsilon_high",
     "learner.ratio": "importance_sampling_level",
+    "learner.reward_clip": "reward_clip_range",
+    "learner.distillation.teacher, if the trainer is given no teacher_model":
+        "teacher_model_name_or_path",
+    "learner.distillation.teacher is computed in the policy's precision":
+        "teacher_model_init_kwargs",
     "learner.off_policy_correction, learner.off_policy_level, learner.importance_sampling_cap, "
     "learner.importance_sampling_floor, with use_vllm":
         "vllm_importance_sampling_correction vllm_importance_sampling_mode "
@@ -171,6 +198,9 @@ REFUSED: Mapping[str, str] = {
     "reward the format instead": "vllm_structured_outputs_regex",
     "leave it out: the loss has no such term": "use_adaptive_entropy router_aux_loss_coef",
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
+    "leave it out: rhymeflow={'learner.scale_rewards': 'batch'} divides by the deviation of the "
+    "batch's rewards, not of its advantages": "normalize_advantages",
+    "give the directory of that revision as the teacher": "teacher_model_revision",
 }  # fmt: skip
 """By what to do instead, fields that are refused unless they have their default."""
 
@@ -179,7 +209,7 @@ _LIKE_DEFAULT: Mapping[str, tuple[Any, ...]] = {
     "trackio_space_id": ("trackio",), "hub_strategy": ("end",), "local_rank": (0,),
     "do_train": (True,), "do_eval": (True,), "do_predict": (True,),
     "lr_scheduler_kwargs": ({},), "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
-    "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},),
+    "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},), "teacher_model_revision": ("main",),
 }  # fmt: skip
 """By field, values that mean the same as TRL's default."""
 
@@ -188,7 +218,7 @@ def check_one_process() -> None:
     """Raise `UserError` in a script that `torchrun` or `accelerate launch` started."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
-            "GRPOTrainer: the script was started as several processes (WORLD_SIZE is "
+            "rhymeflow.trl: the script was started as several processes (WORLD_SIZE is "
             f"{os.environ['WORLD_SIZE']}); start it once, by python: a run starts its own, "
             "rhymeflow={'learner.num_ranks': N, 'rollout.num_instances': M}"
         )
@@ -202,21 +232,23 @@ CHECKPOINTING = (
 """Its name in the transformers that is installed; 5.19 has no other than the second."""
 
 
-def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return a `GRPOConfig`'s fields by name, in plain types, and notices of those without effect.
+def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a configuration of TRL's class `kind` by name, in plain types, and
+    notices of those without effect.
 
     Raises:
         UserError: a field is refused.
     """
-    if not isinstance(args, trl.GRPOConfig):
+    title = kind.__name__
+    if not isinstance(args, kind):
         raise UserError(
-            f"GRPOTrainer: args is a {type(args).__name__}, should be a GRPOConfig of "
-            "rhymeflow.trl or of TRL"
+            f"{title}: args is a {type(args).__name__}, should be a {title} of rhymeflow.trl or of "
+            "TRL"
         )
     why, instead, mapped = map(by_name, (PASSED_OVER, REFUSED, {**SAME, **MAPPED}))
     # TRL fills in some fields that depend on the machine.
     names = ("use_cpu", "bf16", CHECKPOINTING)
-    filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in names})
+    filled_in = kind(**{name: getattr(args, name) for name in names})
     values, notices = {}, []
     for field in dataclasses.fields(args):
         name, value = field.name, _without_enums(getattr(args, field.name))
@@ -233,21 +265,21 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
             continue
         unknown = "is not known to this version of Rhymeflow, which knows the fields of TRL 1.16"
         problem = f"is not supported: {instead[name]}" if name in instead else unknown
-        raise UserError(f"GRPOConfig: {name} = {value!r} {problem}")
+        raise UserError(f"{title}: {name} = {value!r} {problem}")
     return values, notices
 
 
 def own_fields(args: Any) -> dict[str, Any]:
     """Return the value of the field `rhymeflow`, a mapping; text, from a command line, is JSON."""
-    fields = getattr(args, "rhymeflow", None)
+    fields, title = getattr(args, "rhymeflow", None), in_trl(type(args)).__name__
     if isinstance(fields, str):
         try:
             fields = json.loads(fields)
         except ValueError as error:
-            raise UserError(f"GRPOConfig: rhymeflow = {fields!r} is no JSON: {error}") from None
+            raise UserError(f"{title}: rhymeflow = {fields!r} is no JSON: {error}") from None
     if not isinstance(fields, dict | None):
         raise UserError(
-            f"GRPOConfig: rhymeflow is a {type(fields).__name__}, should be a mapping of "
+            f"{title}: rhymeflow is a {type(fields).__name__}, should be a mapping of "
             "Rhymeflow's fields, such as {'schedule.name': 'synchronous'}"
         )
     return fields or {}

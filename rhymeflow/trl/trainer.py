@@ -1,4 +1,4 @@
-"""`GRPOTrainer` with TRL's arguments: a `Trainer` whose configuration comes from a `GRPOConfig`.
+"""TRL's trainers, with its arguments: a `Trainer` whose configuration comes from one of TRL.
 
 Each argument and field has its effect, is refused in one line that says what to do, or has no
 effect, which a notice says.
@@ -23,13 +23,25 @@ from rhymeflow.errors import UserError
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.callbacks import Rhythm
 from rhymeflow.trainer.trainer import beside, latest
-from rhymeflow.trl.fields import GRPOConfig, check_one_process, own_fields, values_of
+from rhymeflow.trl.fields import (
+    GRPOConfig,
+    RLOOConfig,
+    TrlDistillationConfig,
+    check_one_process,
+    in_trl,
+    own_fields,
+    values_of,
+)
 from rhymeflow.trl.translate import (
     UNLIMITED_TURNS,
     RunLength,
     Values,
     adapter_fields,
+    distillation,
+    grpo,
+    of,
     optimizer_steps,
+    rloo,
     run_fields,
     steps_in,
 )
@@ -53,6 +65,11 @@ class GRPOTrainer(Trainer):
     """
 
     log_metrics = log_metrics
+    of_trl: type = trl.GRPOTrainer
+    config_class: type = GRPOConfig
+    objective = staticmethod(grpo)
+    """What of the configuration is optimized, as fields of the run."""
+    _teacher: Any = None
 
     def __init__(
         self,
@@ -72,27 +89,31 @@ class GRPOTrainer(Trainer):
         environment_factory: Any = None,
         **unknown: Any,
     ) -> None:
+        title, config_class = self.of_trl.__name__, in_trl(self.config_class)
         unsupported = {
             "optimizers": any(optimizers or ()) or None, "quantization_config": quantization_config,
             "rollout_func": rollout_func,
         }  # fmt: skip
         for name, value in unsupported.items():
             if value is not None:
-                raise UserError(f"GRPOTrainer: {name} is not supported: {UNSUPPORTED[name]}")
+                raise UserError(f"{title}: {name} is not supported: {UNSUPPORTED[name]}")
         if unknown:
-            raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
+            raise UserError(f"{title}: takes no argument {', '.join(unknown)}")
         _check_overridden(type(self))
         if train_dataset is None:
-            raise UserError("GRPOTrainer: train_dataset is needed")
+            raise UserError(f"{title}: train_dataset is needed")
         check_one_process()
-        args = GRPOConfig(f"{_short_name(model)}-GRPO") if args is None else args
-        given, notices = values_of(args)
-        steps, num_rows = steps_in(given), _num_rows(train_dataset)
-        max_steps = optimizer_steps(given, steps, num_rows)
-        length = RunLength(steps, max_steps, num_rows)
-        fields = run_fields(given, length)
+        if args is None:
+            args = self.config_class(f"{_short_name(model)}-{title.removesuffix('Trainer')}")
+        given, notices = values_of(args, config_class)
+        with of(config_class.__name__):
+            steps, num_rows = steps_in(given), _num_rows(train_dataset)
+            max_steps = optimizer_steps(given, steps, num_rows)
+            length = RunLength(steps, max_steps, num_rows)
+            fields = run_fields(given, length) | self.objective(given)
         if peft_config is not None:
-            fields |= adapter_fields(peft_config, notices)
+            with of(title):
+                fields |= adapter_fields(peft_config, notices)
         actual_steps = fields["learner.max_steps"] * steps.per_version
         if actual_steps != max_steps:
             notices.append(
@@ -100,7 +121,7 @@ class GRPOTrainer(Trainer):
                 f"{actual_steps} steps"
             )
         if tools or environment_factory is not None:
-            max_calls = given["max_tool_calling_iterations"]
+            max_calls = given.get("max_tool_calling_iterations")
             fields["max_turns"] = UNLIMITED_TURNS if max_calls is None else max_calls + 1
         fields |= own_fields(args)
         super().__init__(
@@ -111,7 +132,8 @@ class GRPOTrainer(Trainer):
             config=fields,
             processing_class=processing_class,
             reward_processing_classes=reward_processing_classes,
-            reward_weights=given["reward_weights"],
+            reward_weights=given.get("reward_weights"),
+            teacher_model=self._teacher,
             environment_factory=environment_factory,
             tools=tools or None,
             callbacks=callbacks,
@@ -184,18 +206,20 @@ class GRPOTrainer(Trainer):
         tags: str | list[str] | None = None,
     ) -> None:
         """Write a model card, `README.md` of the run directory: what was trained on what."""
-        base = self.config.model.name
+        base, learner = self.config.model.name, self.config.learner
+        kind = self.of_trl.__name__.removesuffix("Trainer").lower()
+        teacher = learner.distillation.teacher
+        how = f"`learner.algorithm` {learner.algorithm}" if teacher is None else "a teacher"
         name = model_name or self.run_dir.name
         data = ModelCardData(
             model_name=name,
             base_model=None if Path(base).exists() or ":" in base else base,
             datasets=dataset_name,
-            tags=sorted({"rhymeflow", "grpo", *([tags] if isinstance(tags, str) else tags or ())}),
+            tags=sorted({"rhymeflow", kind, *([tags] if isinstance(tags, str) else tags or ())}),
             library_name="transformers",
         )
         text = (
-            f"# {name}\n\n`{base}`, trained by Rhymeflow with `learner.algorithm` "
-            f"{self.config.learner.algorithm} under a staleness of at most "
+            f"# {name}\n\n`{base}`, trained by Rhymeflow with {how} under a staleness of at most "
             f"{self.config.schedule.bound}, for {self.state.global_step} steps.\n"
         )
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -206,12 +230,12 @@ class GRPOTrainer(Trainer):
 
     def _differences(self) -> list[str]:
         """Return notices of how this run differs from one of TRL."""
-        notices = []
+        notices, title = [], in_trl(self.config_class).__name__
         if bound := self.config.schedule.bound:
             notices.append(
                 f"training is asynchronous: responses may be {bound} "
                 f"version{'s' * (bound > 1)} old ("
-                "GRPOConfig(rhymeflow={'schedule.name': 'synchronous'}): none is)"
+                f"{title}(rhymeflow={{'schedule.name': 'synchronous'}}): none is)"
             )
         if names := self._inputs.by_value:
             notices.append(
@@ -234,16 +258,54 @@ class GRPOTrainer(Trainer):
         )
 
 
+class RLOOTrainer(GRPOTrainer):
+    """As `GRPOTrainer`, of TRL's `RLOOTrainer`; `args` is an `RLOOConfig`."""
+
+    of_trl, config_class = trl.RLOOTrainer, RLOOConfig
+    objective = staticmethod(rloo)
+
+
+class DistillationTrainer(GRPOTrainer):
+    """A trainer with the arguments of TRL's `DistillationTrainer`; `args` is a
+    `DistillationConfig`. The teacher is a name or a model, by default the one that `args` names."""
+
+    of_trl, config_class = trl.DistillationTrainer, TrlDistillationConfig
+    objective = staticmethod(distillation)
+
+    def __init__(
+        self,
+        model: Any,
+        teacher_model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[str | Callable[..., Any]] | None = None,
+        **unknown: Any,
+    ) -> None:
+        self._teacher = teacher_model or getattr(args, "teacher_model_name_or_path", None)
+        if self._teacher is None:
+            raise UserError("DistillationTrainer: teacher_model is needed, a name or a model")
+        super().__init__(
+            model, None, args, train_dataset, eval_dataset, processing_class, None, callbacks,
+            optimizers, quantization_config, peft_config, tools, **unknown,
+        )  # fmt: skip
+
+
 def _check_overridden(kind: type[GRPOTrainer]) -> None:
     """Raise `UserError` if a subclass overrides what TRL's trainer would call and this does not."""
     for each in kind.__mro__[: kind.__mro__.index(GRPOTrainer)]:
         for name, value in vars(each).items():
             is_called = callable(value) and not name.startswith("__")
-            if is_called and hasattr(trl.GRPOTrainer, name) and not hasattr(GRPOTrainer, name):
+            if is_called and hasattr(kind.of_trl, name) and not hasattr(GRPOTrainer, name):
                 raise UserError(
-                    f"GRPOTrainer: {each.__name__} overrides {name}, which would never be called: "
-                    "the learner is another process; learner.algorithm, and functions for its "
-                    "parts, say what is optimized (docs/algorithms.md)"
+                    f"{kind.of_trl.__name__}: {each.__name__} overrides {name}, which would never "
+                    "be called: the learner is another process; learner.algorithm, and functions "
+                    "for its parts, say what is optimized (docs/algorithms.md)"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Translates the fields of a `GRPOConfig` into those of a run, and TRL's steps into versions.
+"""Translates the fields of TRL's configurations into those of a run, and its steps into versions.
 
 TRL generates `steps_per_generation` micro-batches at a time and passes over them `num_iterations`
 times, with `gradient_accumulation_steps` of them in each optimizer step. Here a batch makes a
@@ -10,7 +10,8 @@ TRL takes on one generation batch (or the one step that spans several).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
@@ -28,11 +29,27 @@ OPTIMIZERS = dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "ad
 OPTIMIZERS |= dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"), "adamw_8bit")
 """Rhymeflow's optimizers, by transformers' names."""
 
+CORRECTIONS = {
+    f"{level}_{how}": (level, name)
+    for level in ("token", "sequence")
+    for how, name in (("truncate", "tis"), ("mask", "decoupled"))
+}
+"""Rhymeflow's `off_policy_level` and `off_policy_correction`, by TRL's modes with vLLM."""
+
 UNBOUNDED = 1e9
 """For TRL's `vllm_importance_sampling_clip_max` of None; a ratio of ours is at most exp(20)."""
 
 UNLIMITED_TURNS = 1_000_000
 """For TRL's default, which has no limit: `max_completion_length` ends every response."""
+
+
+@contextmanager
+def of(name: str) -> Iterator[None]:
+    """Say in a `UserError` that it is about this configuration or trainer."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 class Steps(NamedTuple):
@@ -68,6 +85,10 @@ def steps_in(given: Values) -> Steps:
     Raises:
         UserError: a step would end within a group or a generation batch.
     """
+    if "num_generations" not in given:  # a response for each prompt, and a step for each batch
+        return Steps(
+            given["per_device_train_batch_size"] * given["gradient_accumulation_steps"], 1, 1
+        )
     group_size, num_iterations = given["num_generations"], given["num_iterations"]
     microbatch_size = given["per_device_train_batch_size"]
     microbatches_per_generation = given["steps_per_generation"]
@@ -76,14 +97,14 @@ def steps_in(given: Values) -> Steps:
     # TRL checks this too, but fields may have been changed since.
     if group_size < 2 or responses_per_generation % group_size:
         raise UserError(
-            f"GRPOConfig: num_generations = {group_size}, must be at least 2 and divide the "
+            f"num_generations = {group_size}, must be at least 2 and divide the "
             f"{responses_per_generation} responses that are generated at a time "
             f"(per_device_train_batch_size times {microbatches_per_generation})"
         )
     smaller, larger = sorted((microbatches_per_generation, accumulation))
     if larger % smaller or (microbatches_per_generation < accumulation and num_iterations > 1):
         raise UserError(
-            f"GRPOConfig: with steps_per_generation = {microbatches_per_generation}, "
+            f"with steps_per_generation = {microbatches_per_generation}, "
             f"gradient_accumulation_steps = {accumulation} and num_iterations = {num_iterations} "
             "an optimizer step would take parts of several generations; let steps_per_generation "
             "be a multiple of gradient_accumulation_steps, or leave it out"
@@ -94,7 +115,7 @@ def steps_in(given: Values) -> Steps:
         return Steps(groups, 1, num_iterations, accumulation // microbatches_per_generation)
     if responses_per_step % group_size:
         raise UserError(
-            f"GRPOConfig: an optimizer step has {responses_per_step} responses, which are no whole "
+            f"an optimizer step has {responses_per_step} responses, which are no whole "
             f"groups of num_generations = {group_size}; raise gradient_accumulation_steps or lower "
             "steps_per_generation"
         )
@@ -109,7 +130,7 @@ def steps_per_epoch(steps: Steps, num_rows: int) -> int:
     batches = math.ceil(num_rows // prompts_per_generation / steps.generation_batches)
     if not batches:
         raise UserError(
-            f"GRPOTrainer: train_dataset has {num_rows} rows, fewer than the "
+            f"train_dataset has {num_rows} rows, fewer than the "
             f"{prompts_per_generation} prompts that are generated for at a time "
             "(per_device_train_batch_size, gradient_accumulation_steps and steps_per_generation "
             "over num_generations)"
@@ -122,18 +143,16 @@ def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
     if given["max_steps"] > 0:
         return int(given["max_steps"])
     if num_rows is None:
-        raise UserError(
-            "GRPOConfig: max_steps is needed: the train_dataset does not say how many rows it has"
-        )
+        raise UserError("max_steps is needed: the train_dataset does not say how many rows it has")
     epochs: float = given["num_train_epochs"]
     return math.ceil(epochs * steps_per_epoch(steps, num_rows))
 
 
 def run_fields(given: Values, length: RunLength) -> dict[str, Any]:
-    """Return the run's fields by path. Where defaults differ, TRL's are set, such as a linear
-    schedule and seed 42."""
-    steps = length.steps
-    fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
+    """Return the run's fields by path, without those of the objective. Where defaults differ, TRL's
+    are set, such as a linear schedule and seed 42."""
+    steps, same = length.steps, by_name(SAME)
+    fields = {f"{same[name]}.{name}": value for name, value in given.items() if name in same}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,
         "learner.num_minibatches": steps.num_minibatches,
@@ -147,12 +166,13 @@ def run_fields(given: Values, length: RunLength) -> dict[str, Any]:
     }
     if given["run_name"] is not None:
         fields["name"] = given["run_name"]
-    fields |= _model(given) | _engine(given) | _objective(given) | _correction(given)
+    fields |= _model(given) | _engine(given)
     fields |= _optimization(given, length) | _saving(given, length)
     return fields
 
 
-def _objective(given: Values) -> dict[str, Any]:
+def grpo(given: Values) -> dict[str, Any]:
+    """Return the fields of what TRL's `GRPOTrainer` optimizes."""
     loss_type, high = given["loss_type"], given["epsilon_high"]
     surrogates = {"cispo": "weighted_log", "sapo": "sigmoid"}
     normalisations = {"cispo": "dapo", "sapo": "grpo"}
@@ -166,11 +186,59 @@ def _objective(given: Values) -> dict[str, Any]:
     if loss_type == "cispo":  # its bound is that of the ratio itself, and there is none below
         if high is None or high <= 1.0:
             raise UserError(
-                f"GRPOConfig: epsilon_high = {high!r}: with loss_type cispo it is the greatest "
+                f"epsilon_high = {high!r}: with loss_type cispo it is the greatest "
                 "ratio, which is above 1 (such as 5.0)"
             )
         fields |= {"learner.epsilon": 1.0, "learner.epsilon_high": high - 1.0}
-    return fields
+    return fields | _correction(given)
+
+
+def rloo(given: Values) -> dict[str, Any]:
+    """Return the fields of what TRL's `RLOOTrainer` optimizes: a response is one action, and the
+    KL is taken from its reward."""
+    bounds = given["reward_clip_range"]
+    if bounds is not None and (bounds[0] != -bounds[1] or bounds[1] <= 0):
+        raise UserError(
+            f"reward_clip_range = {bounds} is not supported: the bounds are negatives of each "
+            "other, as in (-10, 10)"
+        )
+    of_kl = {"learner.kl_in": "reward", "learner.kl_estimator": "k1"} if given["beta"] else {}
+    return {
+        "learner.algorithm": "rloo",
+        "learner.epsilon": given["epsilon"],
+        "learner.epsilon_high": given["epsilon_high"],
+        "learner.reward_clip": None if bounds is None else bounds[1],
+        **of_kl,
+    }
+
+
+def distillation(given: Values) -> dict[str, Any]:
+    """Return the fields of what TRL's `DistillationTrainer` minimizes: a divergence from the
+    teacher of each token's whole distribution, in the mean over tokens."""
+    options, own = (given[f"{whose}model_init_kwargs"] or {} for whose in ("teacher_", ""))
+    dtype, of_policy = (
+        _dtype("teacher_model_init_kwargs", options),
+        _dtype("model_init_kwargs", own),
+    )
+    if dtype not in (None, "auto", of_policy):
+        raise UserError(
+            f"teacher_model_init_kwargs['dtype'] = {dtype!r} is not supported: the teacher is "
+            f"computed in the policy's precision, model_init_kwargs['dtype'] = {of_policy!r}"
+        )
+    for name in ("eval_strategy", "load_best_model_at_end"):
+        if given[name] not in ("no", False):
+            raise UserError(
+                f"{name} = {given[name]!r} is not supported: versions are compared by rewards, and "
+                "a distillation has none"
+            )
+    return {
+        "learner.beta": 0.0,
+        "learner.distillation.teacher": "start",  # until the trainer has its own
+        "learner.distillation.mode": "full_logits",
+        "learner.distillation.jsd_beta": given["beta"],
+        "rollout.num_generations": 1,
+        "reward.functions": [],
+    }
 
 
 def _correction(given: Values) -> dict[str, Any]:
@@ -179,10 +247,16 @@ def _correction(given: Values) -> dict[str, Any]:
         return {}
     if not given["vllm_importance_sampling_correction"]:
         return {"learner.off_policy_correction": "proximal"}
-    level, _, action = given["vllm_importance_sampling_mode"].partition("_")
+    mode = given["vllm_importance_sampling_mode"]
+    if mode not in CORRECTIONS:
+        raise UserError(
+            f"vllm_importance_sampling_mode = {mode!r} is not supported; give one of "
+            f"{', '.join(CORRECTIONS)}"
+        )
+    level, correction = CORRECTIONS[mode]
     most = given["vllm_importance_sampling_cap"] or given["vllm_importance_sampling_clip_max"]
     return {
-        "learner.off_policy_correction": {"truncate": "tis", "mask": "decoupled"}[action],
+        "learner.off_policy_correction": correction,
         "learner.off_policy_level": level,
         "learner.importance_sampling_cap": UNBOUNDED if most is None else most,
         "learner.importance_sampling_floor": given["vllm_importance_sampling_clip_min"],
@@ -192,20 +266,19 @@ def _correction(given: Values) -> dict[str, Any]:
 def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
     if given["optim"] not in OPTIMIZERS:
         raise UserError(
-            f"GRPOConfig: optim = {given['optim']!r} is not supported: the optimizer is "
+            f"optim = {given['optim']!r} is not supported: the optimizer is "
             f"AdamW ({', '.join(OPTIMIZERS)}) or rhymeflow={{'learner.optimizer': 'muon'}}"
         )
     schedule = given["lr_scheduler_type"]
     if schedule not in SCHEDULES:
         raise UserError(
-            f"GRPOConfig: lr_scheduler_type = {schedule!r} is not supported; give one of "
-            f"{', '.join(SCHEDULES)}"
+            f"lr_scheduler_type = {schedule!r} is not supported; give one of {', '.join(SCHEDULES)}"
         )
     warmup = given["warmup_steps"]
     warmup = math.ceil(length.max_steps * warmup) if 0 < warmup < 1 else int(warmup)
     warmup_versions = 0 if schedule == "constant" else round(warmup / length.steps.per_version)
     if given["data_seed"] not in (None, given["seed"]):
-        raise UserError("GRPOConfig: data_seed is not supported: seed orders the prompts too")
+        raise UserError("data_seed is not supported: seed orders the prompts too")
     norm = given["max_grad_norm"]
     return {
         "learner.optimizer": OPTIMIZERS[given["optim"]],
@@ -218,7 +291,15 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
 
 def _model(given: Values) -> dict[str, Any]:
     """Without a dtype TRL uses bfloat16; so does `auto`, on devices that compute in it."""
-    options = dict(given["model_init_kwargs"] or {})
+    dtype_name = _dtype("model_init_kwargs", given["model_init_kwargs"] or {})
+    if dtype_name is None:
+        dtype_name = "float32" if given["bf16"] is False else "auto"
+    return {"model.dtype": dtype_name, "model.device": "cpu" if given["use_cpu"] else "auto"}
+
+
+def _dtype(field: str, given: Mapping[str, Any]) -> str | None:
+    """Return the name of the dtype among arguments of `from_pretrained`."""
+    options = dict(given)
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
     dtype_name = str(dtype).removeprefix("torch.") if dtype is not None else None
     for name in ("attn_implementation", "device_map", "use_cache"):
@@ -227,18 +308,13 @@ def _model(given: Values) -> dict[str, Any]:
     usual = {"revision": "main", "trust_remote_code": False}
     options = {k: v for k, v in options.items() if v is not None and v != usual.get(k)}
     if dtype_name not in (None, "auto", "float32", "bfloat16"):
-        raise UserError(
-            f"GRPOConfig: model_init_kwargs['dtype'] = {dtype_name!r}, should be bfloat16 or "
-            "float32"
-        )
+        raise UserError(f"{field}['dtype'] = {dtype_name!r}, should be bfloat16 or float32")
     if options:
         raise UserError(
-            f"GRPOConfig: model_init_kwargs: {', '.join(options)}: not supported; load the model, "
-            "and give it as an object with its tokenizer"
+            f"{field}: {', '.join(options)}: not supported; load the model, and give it as an "
+            "object with its tokenizer"
         )
-    if dtype_name is None:
-        dtype_name = "float32" if given["bf16"] is False else "auto"
-    return {"model.dtype": dtype_name, "model.device": "cpu" if given["use_cpu"] else "auto"}
+    return dtype_name
 
 
 def _engine(given: Values) -> dict[str, Any]:
@@ -266,7 +342,7 @@ def _saving(given: Values, length: RunLength) -> dict[str, Any]:
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise UserError(
-                f"GRPOConfig: report_to = {tracker!r} is not supported; give one of "
+                f"report_to = {tracker!r} is not supported; give one of "
                 f"{', '.join(TRACKERS)}, or the tracker's TrainerCallback as a callback"
             )
     return {
@@ -285,13 +361,11 @@ def _best_metric(given: Values) -> str:
     name = metric.removeprefix("eval_")
     if name != "reward" and not name.endswith("_reward"):
         raise UserError(
-            f"GRPOConfig: metric_for_best_model = {metric!r} is not supported; give eval_reward, "
+            f"metric_for_best_model = {metric!r} is not supported; give eval_reward, "
             "or eval_NAME_reward for one of several eval sets"
         )
     if given["greater_is_better"] is False:
-        raise UserError(
-            "GRPOConfig: greater_is_better = False is not supported: a greater reward is better"
-        )
+        raise UserError("greater_is_better = False is not supported: a greater reward is better")
     return "eval/reward" if name == "reward" else f"eval/{name.removesuffix('_reward')}/avg@1"
 
 
@@ -301,10 +375,10 @@ def _interval(field: str, strategy: str, every: float, length: RunLength) -> int
         return 0
     if strategy == "epoch":
         if length.num_rows is None:
-            raise UserError(f"GRPOConfig: {field} = 'epoch': train_dataset has no length")
+            raise UserError(f"{field} = 'epoch': train_dataset has no length")
         every = steps_per_epoch(length.steps, length.num_rows)
     elif strategy != "steps":
-        raise UserError(f"GRPOConfig: {field} = {strategy!r} is not supported: no, steps or epoch")
+        raise UserError(f"{field} = {strategy!r} is not supported: no, steps or epoch")
     elif every < 1:  # a fraction of the run
         every = math.ceil(length.max_steps * every)
     return length.steps.versions(every)
@@ -326,7 +400,7 @@ def adapter_fields(peft_config: Any, notices: list[str]) -> dict[str, Any]:
     Raises `UserError` for another kind of adapter, or a field with an effect that there is not."""
     kind = type(peft_config).__name__
     if kind != "LoraConfig":
-        raise UserError(f"GRPOTrainer: peft_config is a {kind}, should be peft's LoraConfig")
+        raise UserError(f"peft_config is a {kind}, should be peft's LoraConfig")
     usual = type(peft_config)().__dict__
     for name, value in peft_config.__dict__.items():
         if name == "lora_dropout" and value:
@@ -334,11 +408,11 @@ def adapter_fields(peft_config: Any, notices: list[str]) -> dict[str, Any]:
                 f"peft_config.lora_dropout = {value}: there is no dropout while training"
             )
         elif name not in {*_OF_ADAPTERS, *_NOT_OF_TRAINING} and value != usual.get(name, value):
-            raise UserError(f"GRPOTrainer: peft_config.{name} = {value!r} is not supported")
+            raise UserError(f"peft_config.{name} = {value!r} is not supported")
     targets = peft_config.target_modules
     if targets is None or (isinstance(targets, str) and targets != "all-linear"):
         raise UserError(
-            f"GRPOTrainer: peft_config.target_modules = {targets!r}: say 'all-linear', or a list "
+            f"peft_config.target_modules = {targets!r}: say 'all-linear', or a list "
             "of layers' names"
         )
     values = {own: getattr(peft_config, name) for name, own in _OF_ADAPTERS.items()}

@@ -11,12 +11,14 @@ import pytest
 import trl
 
 from rhymeflow.config.fields import field_paths
-from rhymeflow.trl import GRPOConfig
+from rhymeflow.trl import DistillationConfig, GRPOConfig, RLOOConfig
 from rhymeflow.trl.fields import MAPPED, PASSED_OVER, REFUSED, SAME, by_name, own_fields, values_of
 from tests.refused import refusal
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-trl.md"
-HERE = {each.name for each in dataclasses.fields(trl.GRPOConfig)}
+KINDS = trl.GRPOConfig, trl.RLOOConfig, trl.DistillationConfig
+HERE = {each.name: kind for kind in KINDS[::-1] for each in dataclasses.fields(kind)}
+"""By field, the first of TRL's configurations that has it."""
 
 
 def test_every_field_of_trl_has_one_place_in_the_table_which_the_page_shows() -> None:
@@ -24,8 +26,8 @@ def test_every_field_of_trl_has_one_place_in_the_table_which_the_page_shows() ->
     known = [each for part in parts for each in by_name(part)]
     assert len(known) == len(set(known))
     since_5_20 = {f"activation_checkpointing{of}" for of in ("", "_kwargs")}
-    assert set(known) - HERE in (set(), since_5_20)
-    assert set(known) >= HERE
+    assert set(known) - set(HERE) in (set(), since_5_20)
+    assert set(known) >= set(HERE)
     page = PAGE.read_text(encoding="utf-8")
     for part in parts:
         fields = {text: ", ".join(f"`{n}`" for n in given.split()) for text, given in part.items()}
@@ -82,21 +84,23 @@ def test_what_is_no_field_and_what_trl_refuses_is_one_line(
     assert re.search(f"^GRPOConfig: .*{part}", refusal(GRPOConfig, **given))
 
 
-def changed(name: str, value: Any) -> trl.GRPOConfig:
-    args = trl.GRPOConfig("out", use_cpu=True)
+def changed(name: str, value: Any) -> tuple[Any, type]:
+    kind = HERE.get(name, trl.GRPOConfig)
+    args = kind("out", use_cpu=True)
     setattr(args, name, value)
-    return args
+    return args, kind
 
 
 @pytest.mark.parametrize("name", by_name(REFUSED))
 def test_what_is_refused_says_what_to_do(name: str) -> None:
-    message = refusal(values_of, changed(name, "other"))
-    assert message == f"GRPOConfig: {name} = 'other' is not supported: {by_name(REFUSED)[name]}"
+    args, kind = changed(name, "other")
+    message, instead = refusal(values_of, args, kind), by_name(REFUSED)[name]
+    assert message == f"{kind.__name__}: {name} = 'other' is not supported: {instead}"
 
 
 @pytest.mark.parametrize("name", [name for name in by_name(PASSED_OVER) if name in HERE])
 def test_what_is_passed_over_is_said_where_it_is_given(name: str) -> None:
-    _, notices = values_of(changed(name, "other"))
+    _, notices = values_of(*changed(name, "other"))
     assert notices == [f"{name} = 'other' has no effect: {by_name(PASSED_OVER)[name]}"]
 
 
@@ -115,3 +119,19 @@ def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
     assert values_of(later("out", use_cpu=True))[0]["num_generations"] == 8
     unknown = later("out", use_cpu=True, new_trick=True)
     assert "new_trick = True is not known to this version" in refusal(values_of, unknown)
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, RLOOConfig, DistillationConfig])
+def test_each_is_trls_own_with_its_defaults_and_one_field_more(kind: type) -> None:
+    (of_trl,) = (each for each in KINDS if issubclass(kind, each))
+    plain, ours = of_trl("out", use_cpu=True), kind("out", use_cpu=True)
+    extra = {each.name for each in dataclasses.fields(ours)} - {*plain.__dict__}
+    assert extra == {"rhymeflow"}
+    values, notices = values_of(ours, of_trl)
+    assert values == {**values_of(plain, of_trl)[0], "rhymeflow": None}
+    assert notices == []
+    title = of_trl.__name__
+    assert refusal(kind, num_generation=2).startswith(f"{title}: there is no field 'num_generation")
+    ours.rhymeflow = "{"
+    assert refusal(own_fields, ours).startswith(f"{title}: rhymeflow = '{{' is no JSON")
+    assert refusal(values_of, ours, dict).startswith("dict: args is a ")

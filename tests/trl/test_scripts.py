@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import trl.scripts
 from huggingface_hub import ModelCard
 
 from rhymeflow import recipes
+from rhymeflow.observe import metrics
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEMO = recipes.directory("demo")
@@ -34,12 +36,13 @@ def test_several_rewards_and_callbacks(run_script: Callable[..., str], tmp_path:
     assert (card.data.datasets, card.data.tags) == ("sums", ["grpo", "rhymeflow", "short"])
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "distillation"])
 def test_trls_own_script(
-    run_script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As it is installed, with its import changed: rewards by name, a dataset from a folder."""
-    text = (Path(trl.scripts.__file__).parent / "grpo.py").read_text()
-    (tmp_path / "grpo.py").write_text(text.replace("from trl", "from rhymeflow.trl"))
+    text = (Path(trl.scripts.__file__).parent / f"{name}.py").read_text()
+    (tmp_path / f"{name}.py").write_text(text.replace("from trl", "from rhymeflow.trl"))
     (tmp_path / "rewards_here.py").write_text(
         "def right(completions, answer, **columns):\n"
         "    return [float(c.endswith(f' ={a}')) for c, a in zip(completions, answer)]\n"
@@ -48,12 +51,20 @@ def test_trls_own_script(
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.syspath_prepend(tmp_path)
+    rewards = ["--reward_funcs", "rewards_here.right", "get_soft_overlong_punishment"]
+    judged = [*rewards, "--num_generations", "4"]
+    taught = ["--teacher_model_name_or_path", recipes.directory("distill")]
     printed = run_script(
-        tmp_path / "grpo.py",
+        tmp_path / f"{name}.py",
         *("--model_name_or_path", DEMO, "--dataset_name", "rows", "--output_dir", "out"),
-        *("--reward_funcs", "rewards_here.right", "get_soft_overlong_punishment"),
-        *("--per_device_train_batch_size", "4", "--num_generations", "4", "--use_cpu", "true"),
-        *("--max_completion_length", "32", "--max_steps", "1", "--report_to", "none"),
+        *("--per_device_train_batch_size", "4", "--use_cpu", "true"),
+        *("--max_completion_length", "32", "--max_steps", "2", "--report_to", "none"),
+        *("--logging_steps", "1"),
+        *(taught if name == "distillation" else judged),
     )
     assert "Training completed" in printed
     assert (tmp_path / "out" / "model.safetensors").is_file()
+    last = metrics.read(tmp_path / "out")[2]
+    assert math.isfinite(last["loss"])
+    assert ("distillation/divergence" in last) == (name == "distillation")
+    assert ("algorithm: rloo" in (tmp_path / "out" / "config.yaml").read_text()) == (name == "rloo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from operator import attrgetter
 from pathlib import Path
@@ -12,10 +13,20 @@ from typing import Any
 import peft
 import pytest
 import trl.rewards
+from transformers import AutoModelForCausalLM
 
 import rhymeflow.trl
+from rhymeflow import recipes
 from rhymeflow.config import LoraConfig
-from rhymeflow.trl import GRPOConfig, GRPOTrainer, rewards
+from rhymeflow.trl import (
+    DistillationConfig,
+    DistillationTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    rewards,
+)
 from rhymeflow.trl.fields import CHECKPOINTING
 from tests.refused import refusal
 
@@ -107,6 +118,14 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"entropy_coef": 0.1}, "learner.entropy_coef", 0.1),
         ({"use_vllm": True}, "learner.off_policy_level", "sequence"),
         ({"use_vllm": True}, "learner.importance_sampling_cap", 3.0),
+        ({"use_vllm": True}, "learner.off_policy_correction", "decoupled"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"},
+         "learner.off_policy_correction", "tis"),
+        ({"use_vllm": True, "vllm_importance_sampling_clip_min": 0.5},
+         "learner.importance_sampling_floor", 0.5),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False},
+         "learner.off_policy_correction", "proximal"),
+        ({"top_entropy_quantile": 0.2}, "learner.top_entropy_quantile", 0.2),
         ({}, "learner.off_policy_correction", "tis"),
         ({"rhymeflow": {"beta": 0.5, "schedule.name": "synchronous"}}, "learner.beta", 0.5),
     ],
@@ -120,6 +139,11 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
     [
         ({"optim": "paged_adamw_8bit"}, "optim = 'paged_adamw_8bit' is not supported: .*AdamW"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial' is not supported"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token"},
+            "vllm_importance_sampling_mode = 'token' is not supported; give one of token_truncate",
+        ),
+        ({"loss_type": "luspo"}, 'loss_type: given "luspo", allowed: grpo, bnpo'),
         ({"loss_type": "vespo"}, 'loss_type: given "vespo", allowed: grpo, bnpo'),
         ({"loss_type": "cispo"}, "epsilon_high = None: with loss_type cispo it is the greatest"),
         ({"report_to": "comet_ml"}, "report_to = 'comet_ml' is not supported"),
@@ -170,6 +194,81 @@ def test_a_peft_config_becomes_an_adapter(tmp_path: Path, capsys: Any) -> None:
     )  # fmt: skip
     assert "peft_config.lora_dropout = 0.1: there is no dropout" in capsys.readouterr().out
     assert made(tmp_path).config.model.lora == LoraConfig()
+
+
+def rloo(tmp_path: Path, **fields: Any) -> RLOOTrainer:
+    args = RLOOConfig(str(tmp_path / "out"), num_generations=4, use_cpu=True, **fields)
+    return RLOOTrainer("some/model", fine, args, ROWS)
+
+
+def taught(tmp_path: Path, teacher: Any = "some/teacher", **fields: Any) -> DistillationTrainer:
+    args = DistillationConfig(str(tmp_path / "out"), use_cpu=True, **fields)
+    return DistillationTrainer("some/model", teacher, args, ROWS)
+
+
+def differing(config: Any) -> dict[str, Any]:
+    """The learner's objective, as far as it is not that of a `GRPOTrainer` with TRL's defaults."""
+    plain = {"advantage", "beta", "ratio", "epsilon", "epsilon_high", "loss_type", "kl_in"}
+    plain |= {"kl_estimator", "scale_rewards", "reward_clip", "surrogate"}
+    return config.learner.model_dump(include=plain)
+
+
+def test_rloo_is_trls(tmp_path: Path) -> None:
+    config = rloo(tmp_path, reward_clip_range=(-5.0, 5.0), num_iterations=2).config
+    assert differing(config) == {
+        "advantage": "leave_one_out", "beta": 0.05, "ratio": "product", "epsilon": 0.2,
+        "epsilon_high": None, "loss_type": "grpo", "kl_in": "reward", "kl_estimator": "k1",
+        "scale_rewards": "none", "reward_clip": 5.0, "surrogate": "clip",
+    }  # fmt: skip
+    assert (config.learner.groups_per_batch, config.learner.num_iterations) == (2, 2)
+    without = rloo(tmp_path, beta=0.0).config.learner
+    assert (without.beta, without.kl_in, without.reward_clip) == (0.0, "loss", None)
+
+
+def test_distillation_is_trls(tmp_path: Path, capsys: Any) -> None:
+    trainer = taught(tmp_path, beta=0.5, gradient_accumulation_steps=3, temperature=0.7)
+    config = trainer.config
+    assert config.learner.distillation.model_dump(exclude_defaults=True) == {
+        "teacher": "some/teacher", "mode": "full_logits", "jsd_beta": 0.5,
+    }  # fmt: skip
+    assert (config.learner.beta, config.reward.functions) == (0.0, ())
+    assert (config.learner.groups_per_batch, config.rollout.num_generations) == (24, 1)
+    assert (config.rollout.temperature, config.learner.num_minibatches) == (0.7, 1)
+    assert "DistillationConfig(rhymeflow={'schedule.name'" in capsys.readouterr().out
+    named = taught(tmp_path, None, teacher_model_name_or_path="other/teacher")
+    assert named.config.learner.distillation.teacher == "other/teacher"
+
+
+def test_a_teacher_may_be_an_object(tmp_path: Path) -> None:
+    teacher = AutoModelForCausalLM.from_pretrained(recipes.directory("demo"))
+    trainer = taught(tmp_path, teacher)
+    folder = trainer.config.learner.distillation.teacher
+    assert folder == str(tmp_path / "out" / "inputs" / "teacher")
+    trainer._inputs.write()
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(os.listdir(folder))
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "part"),
+    [
+        (rloo, {"reward_clip_range": (0.0, 5.0)}, r"RLOOConfig: reward_clip_range = \[0.0, 5.0\]"),
+        (rloo, {"normalize_advantages": True}, "RLOOConfig: normalize_advantages = True is not"),
+        (taught, {"teacher": None}, "DistillationTrainer: teacher_model is needed"),
+        (taught, {"teacher_model_revision": "v2"}, "teacher_model_revision = 'v2' is not supp"),
+        (taught, {"teacher_model_init_kwargs": {"dtype": "bfloat16"}},
+         r"DistillationConfig: teacher_model_init_kwargs\['dtype'\] = 'bfloat16' is not supported"),
+        (taught, {"teacher_model_init_kwargs": {"quantization_config": 4}},
+         "teacher_model_init_kwargs: quantization_config: not supported"),
+        (taught, {"eval_strategy": "steps", "eval_steps": 5}, "eval_strategy = 'steps' is not sup"),
+        (taught, {"top_p": 0.9}, "learner.distillation: rollout.top_k and top_p"),
+    ],
+)  # fmt: skip
+def test_what_would_be_another_objective_is_refused(
+    tmp_path: Path, make: Any, fields: dict[str, Any], part: str
+) -> None:
+    assert re.search(part, refusal(make, tmp_path, **fields))
+    other = refusal(RLOOTrainer, "some/model", fine, GRPOConfig(str(tmp_path)), ROWS)
+    assert other.startswith("RLOOConfig: args is a GRPOConfig, should be a RLOOConfig")
 
 
 def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:
@@ -277,6 +376,6 @@ def test_other_names_of_a_script_are_trls() -> None:
     for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_peft_config", "get_dataset"):
         assert getattr(rhymeflow.trl, name) is getattr(trl, name)
     assert rewards.think_format_reward is trl.rewards.think_format_reward
-    for name in ("DPOTrainer", "SFTConfig", "no_such_name"):
+    for name in ("DPOTrainer", "SFTConfig", "experimental", "no_such_name"):
         with pytest.raises(AttributeError, match=name):
             getattr(rhymeflow.trl, name)
