@@ -66,10 +66,11 @@ DESCRIBED = {
         "`adv_estimator: rloo`: with `ratio: token`",
     ),
     "reinforce_plus_plus": Described(
-        "-min(rA, clip(r)A), A = R, whitened over tokens; mean over tokens",
+        "-min(rA, clip(r)A), A = the rewards that follow a token, whitened over tokens; mean over "
+        "tokens",
         "2501.03262",
         "",
-        "`adv_estimator: reinforce_plus_plus`, with `gamma` 1",
+        "`adv_estimator: reinforce_plus_plus`",
     ),
     "reinforce_plus_plus_baseline": Described(
         "the same, A = R - mean of the group, whitened over tokens",
@@ -167,6 +168,8 @@ reward. The critic learns the returns beside the policy, by the same optimizer s
 normalisation, with `critic_learning_rate` and a norm of its own that is clipped; its loss is 0.5
 max((v - R)^2, (clip(v) - R)^2), v clipped to `cliprange_value` around the value before the step.
 An optimizer step in which either has a gradient that is not finite is taken by neither.
+
+`reinforce_plus_plus` has the same advantages with values of 0 and `lam` 1, and no critic.
 
 `critic_warmup_steps` steps train the critic alone. The metrics `value/*` say how good it is.
 Checkpoints have it, and a resumed run goes on with it; the model in a checkpoint is the policy.

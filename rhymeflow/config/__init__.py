@@ -253,6 +253,12 @@ class Config(Section):
             )
         if distillation.prompt is not None and self.environment.is_used:
             yield "learner.distillation.prompt: not with environments or tools yet"
+        if self.learner.has_critic and not self.trains_on_rewards:
+            yield (
+                "learner.advantage = 'gae': a critic judges rewards, and with a teacher alone "
+                "(learner.distillation) none has a part in what is learnt; give "
+                "learner.distillation.reward_weight above 0 and a reward, or another algorithm"
+            )
         if self.schedule.filter_zero_variance and not self.trains_on_rewards:
             yield "schedule.filter_zero_variance: with a teacher alone, no group's rewards differ"
 

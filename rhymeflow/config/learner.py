@@ -201,7 +201,7 @@ class LearnerConfig(Section):
     """`clip`: where the advantage is negative, the loss is at most minus this times it (dual-clip
     PPO; verl's default is 3), and carries no gradient past that. `None`: no bound."""
     gamma: Fraction = 1.0
-    """`gae`: discount of what follows a token."""
+    """`gae`, or `reward` with `scale_rewards: tokens`: discount of what follows a token."""
     lam: Annotated[float, Field(ge=0, le=1)] = 0.95
     """`gae`: 0 takes what follows a token from the critic's value of the next one, which has bias;
     1 from the reward, which has variance."""
@@ -326,6 +326,15 @@ class LearnerConfig(Section):
         return self.advantage == "gae"
 
     @property
+    def discounts(self) -> bool:
+        """Whether a token's advantage is of the rewards that follow it: with a critic, or without
+        any baseline but the batch's (REINFORCE++)."""
+        is_sum = self.multi_objective_aggregation == "sum_then_normalize"
+        return self.has_critic or (
+            self.advantage == "reward" and self.scale_rewards == "tokens" and is_sum
+        )
+
+    @property
     def kl_weight(self) -> float:
         """Weight of the KL term in the loss."""
         return self.beta if self.kl_in == "loss" else 0.0
@@ -356,6 +365,21 @@ class LearnerConfig(Section):
                     "learner.algorithm: ppo, or learner.scale_rewards 'tokens' or 'none' and "
                     "learner.multi_objective_aggregation 'sum_then_normalize'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> LearnerConfig:
+        of_critic = "lam", "cliprange_value", "critic_learning_rate", "critic_warmup_steps"
+        discounts = "learner.advantage: gae, or reward with learner.scale_rewards: tokens"
+        for setting, is_on, names in (
+            ("learner.advantage: gae", self.has_critic, of_critic),
+            (discounts, self.discounts, ("gamma",)),
+            ("learner.beta above 0", self.beta > 0.0, ("kl_in", "kl_estimator")),
+            ("learner.optimizer: muon", self.optimizer == "muon", ("muon_momentum",)),
+        ):
+            for name in names:
+                if not is_on and getattr(self, name) != LearnerConfig.model_fields[name].default:
+                    raise ValueError(f"learner.{name}: has no effect without {setting}")
         return self
 
     @model_validator(mode="after")

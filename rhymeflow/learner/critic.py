@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.algorithms.gae import Estimates, estimates, value_losses
+from rhymeflow.learner.algorithms.gae import (
+    Estimates,
+    estimates,
+    token_rewards,
+    value_losses,
+)
 from rhymeflow.learner.logprobs import TokenScorer, call_directly, recompute_layers
 from rhymeflow.learner.minibatch import MicroBatch
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
@@ -72,13 +77,10 @@ class Critic:
         config: LearnerConfig,
     ) -> list[np.ndarray]:
         """Estimate the values of the batch that is trained on next; return the advantages of each
-        sample's tokens in the loss. A response's reward is its last token's; `penalties` are taken
-        from those of tokens."""
+        sample's tokens in the loss, of their `token_rewards`."""
         with torch.no_grad():
             values = scoring.per_token(batch, config, self._values)
-        rewards = [-each for each in penalties or map(np.zeros_like, values)]
-        for reward_R, reward in zip(rewards, reward_N, strict=True):
-            reward_R[-1:] += reward
+        rewards = token_rewards(reward_N, penalties, values)
         self._batch, self._norms = estimates(rewards, values, config), []
         return self._batch.advantages
 

@@ -26,6 +26,7 @@ from rhymeflow.core.spread import is_flat
 from rhymeflow.learner import checkpoint, published
 from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages, shaped_rewards
 from rhymeflow.learner.algorithms.divergences import divergence
+from rhymeflow.learner.algorithms.gae import estimates, token_rewards
 from rhymeflow.learner.algorithms.losses import (
     DIVERGENCE,
     clip_extremes,
@@ -37,7 +38,13 @@ from rhymeflow.learner.algorithms.losses import (
 from rhymeflow.learner.critic import Critic
 from rhymeflow.learner.logprobs import Logits, LossOf, TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
-from rhymeflow.learner.minibatch import MicroBatch, response_lengths, split, step_scales
+from rhymeflow.learner.minibatch import (
+    MicroBatch,
+    lengths_in_loss,
+    response_lengths,
+    split,
+    step_scales,
+)
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
@@ -391,8 +398,13 @@ class Learner:
         reward_N = shaped_rewards([s.reward for s in responses], lengths, config, most)
         kl = self._scoring.kl(batch, config) if config.kl_in == "reward" else None
         penalties = None if kl is None else [config.beta * each for each in kl]
-        if (critic := self._critic) is not None:  # it compares with itself, not within a group
-            of_tokens = critic.advantages(batch, reward_N, penalties, self._scoring, config)
+        if config.discounts:  # responses are not compared within a group
+            given = reward_N[owners(batch)], penalties
+            if self._critic is not None:
+                of_tokens = self._critic.advantages(batch, *given, self._scoring, config)
+            else:
+                zeros = [np.zeros(length) for length in lengths_in_loss(batch, config)]
+                of_tokens = estimates(token_rewards(*given, zeros), zeros, config).advantages
             of_tokens = [config.distillation.reward_weight * each for each in of_tokens]
             return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
         if penalties is not None:

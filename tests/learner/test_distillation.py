@@ -190,14 +190,16 @@ def test_a_batch_has_one_loss_however_it_is_cut_and_accumulated(case: str):
     close(early.rows(), whole.rows(), 1e-4)
 
 
-def test_rewards_and_teacher_add_up():
-    """The gradient of both is the sum of the gradients of each."""
-    batch = made_up_batch()
-    plain = learner_config(**PLAIN)
+@pytest.mark.parametrize("algorithm", ["dapo", "ppo"])
+@pytest.mark.parametrize("mode", ["sampled_token", "full_logits"])
+def test_rewards_and_teacher_add_up(algorithm: str, mode: str):
+    """The gradient of both is the sum of the gradients of each, with a critic as well."""
+    batch, given = made_up_batch(), {**PLAIN, "algorithm": algorithm}
+    plain = learner_config(**given)
     rewards = Learner(tiny_model(), None, plain, rollout_config(), torch.float32)
-    weights = {"teacher": "a/model", "weight": 0.5}
-    teacher = a_learner({**weights, "reward_weight": 0.0}, **PLAIN)
-    both = a_learner({**weights, "reward_weight": 3.0}, **PLAIN)
+    weights = {"teacher": "a/model", "weight": 0.5, "mode": mode}
+    teacher = a_learner({**weights, "reward_weight": 0.0}, **given)
+    both = a_learner({**weights, "reward_weight": 3.0}, **given)
     of_rewards, of_teacher, found = (gradients(x, batch)[0] for x in (rewards, teacher, both))
     assert any(float(each.abs().max()) > 0.0 for each in of_rewards.values())
     close(found, {name: 3.0 * of_rewards[name] + of_teacher[name] for name in found}, 1e-4)

@@ -51,7 +51,8 @@ def length_weighted(reward_G: np.ndarray, length_G: np.ndarray) -> np.ndarray:
 
 
 def reward_itself(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """No baseline: REINFORCE++ (arXiv 2501.03262)."""
+    """No baseline: REINFORCE++ (arXiv 2501.03262). With `scale_rewards: tokens` each token's is of
+    the rewards that follow it, discounted by `gamma`."""
     return reward_G.copy()
 
 

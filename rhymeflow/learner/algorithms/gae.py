@@ -1,4 +1,5 @@
-"""PPO's advantages of single tokens, by a critic's values, and the loss that trains the critic.
+"""Advantages of single tokens, of the rewards that follow them: PPO's, by a critic's values, with
+the loss that trains the critic; and REINFORCE++'s (arXiv 2501.03262), with values of 0.
 
 Sources: GAE (arXiv 1506.02438, equation 16); the clipped loss of values is that of OpenAI's
 baselines, and of verl. What an environment observes is no action: advantages pass over it without a
@@ -40,12 +41,23 @@ class Estimates:
         }
 
 
+def token_rewards(
+    reward_N: np.ndarray, penalties: Sequence[np.ndarray] | None, like: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return the rewards of tokens, shaped as those of `like`: a sample's is its last token's;
+    `penalties` are taken from those of tokens."""
+    rewards = [-each for each in penalties or map(np.zeros_like, like)]
+    for reward_R, reward in zip(rewards, reward_N, strict=True):
+        reward_R[-1:] += reward
+    return rewards
+
+
 def estimates(
     rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], config: LearnerConfig
 ) -> Estimates:
     """Return what follows from the rewards and values of tokens, [R] of each sample."""
-    pairs = zip(rewards, values, strict=True)
-    found = [generalized_advantages(*pair, config.gamma, config.lam) for pair in pairs]
+    pairs, lam = zip(rewards, values, strict=True), config.lam if config.has_critic else 1.0
+    found = [generalized_advantages(*pair, config.gamma, lam) for pair in pairs]
     returns = [each + value_R for each, value_R in zip(found, values, strict=True)]
     flat = np.concatenate(found)
     if config.scale_rewards == "tokens":

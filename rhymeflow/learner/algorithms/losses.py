@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
-from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms import corrections
 from rhymeflow.learner.algorithms.advantages import estimator_of
 from rhymeflow.learner.algorithms.surrogates import (
@@ -51,9 +50,6 @@ from rhymeflow.learner.algorithms.surrogates import (
     surrogate_of,
     token_ratio,
 )
-
-OF_CRITIC = ("gamma", "lam", "cliprange_value", "critic_learning_rate", "critic_warmup_steps")
-"""Fields of `LearnerConfig` that only a critic uses."""
 
 PARTS_OF_RESPONSES = Responses(())
 """Of tokens that are not those of whole responses."""
@@ -115,15 +111,7 @@ def step_scale(
 
 
 def check_parts(config: LearnerConfig) -> None:
-    """Raise `UserError` if the configuration names a part that there is not, or has fields of a
-    critic or of Muon without it."""
-    for setting, is_on, names in (
-        ("learner.advantage: gae", config.has_critic, OF_CRITIC),
-        ("learner.optimizer: muon", config.optimizer == "muon", ("muon_momentum",)),
-    ):
-        for name in names:
-            if not is_on and getattr(config, name) != LearnerConfig.model_fields[name].default:
-                raise UserError(f"learner.{name}: has no effect without {setting}")
+    """Raise `UserError` if the configuration names a part that there is not."""
     estimator_of(config.advantage)
     ratio_of(config.ratio)
     surrogate_of(config.surrogate)
