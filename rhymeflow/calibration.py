@@ -265,9 +265,9 @@ class TrainTiming(NamedTuple):
 
 
 def train_timings(
-    rows: Sequence[Mapping[str, Any]], reader: TrajectoryReader
+    rows: Sequence[Mapping[str, Any]], reader: TrajectoryReader, passes: int = 1
 ) -> Iterator[TrainTiming]:
-    """Yield the timing of each step."""
+    """Yield the timing of each step; a batch is passed over so many times."""
     # By step, which is the version that its batch makes: [trained, measured].
     tokens: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for batch, is_flat, count in reader.query(
@@ -278,7 +278,8 @@ def train_timings(
         tokens[batch + 1][is_flat] += count
     for row in rows:
         seconds = (1 - row["idle/learner"]) * row["step_time"] - row.get("params/push_s", 0.0)
-        trained, measured = (row.get(COMPUTED, 1.0) * each for each in tokens[row["step"]])
+        share = passes * row.get(COMPUTED, 1.0)
+        trained, measured = (share * each for each in tokens[row["step"]])
         if seconds > 0:
             yield TrainTiming(trained, measured, seconds)
 
@@ -343,10 +344,15 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
                 "verify drafts differ in size; a run that is to be fitted has drafting.window = "
                 "'off'"
             )
+        if config.learner.has_critic or config.learner.distillation.is_used:
+            raise UserError(
+                f"{run_dir}: its steps are those of a critic or a teacher, too; a run that is to "
+                "be fitted has neither (learner.advantage, learner.distillation)"
+            )
         # The first step includes loading and compiling.
         rows = [row for row in metrics.read(run_dir).values() if "step_time" in row][1:]
         log = read(reader, config)
-        trained = list(train_timings(rows, reader))
+        trained = list(train_timings(rows, reader, config.learner.num_iterations))
     if len(log.stretches) < LEAST_TIMINGS or len(trained) < 2:
         raise UserError(
             f"{run_dir}: has {len(log.stretches)} timings of decoding and {len(trained)} of "

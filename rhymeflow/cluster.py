@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rhymeflow import build, memory, placement
+from rhymeflow import build, emulation, memory, placement
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
@@ -221,7 +221,8 @@ def _rates(config: Config, model: ModelSize) -> Iterator[str]:
     running = min(rollout.max_num_seqs, capacity / cached)  # responses per instance
     rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
     prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
-    learner_rate = mean / (mean + prompt_share) / cost.train_token
+    per_token = emulation.learner_cost(cost, config.learner).train_token
+    learner_rate = mean / (mean + prompt_share) / per_token
     both, how = min(rollout_rate, learner_rate), "both, the slower of the two"
     if _shares_gpu(config):  # the times per token add up
         both, how = rollout_rate * learner_rate / (rollout_rate + learner_rate), "both, in turns"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from rhymeflow import profiles
-from rhymeflow.config import Config
+from rhymeflow.config import Config, LearnerConfig
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
@@ -188,15 +188,13 @@ class Pace:
         self._due = None
 
     def hold_training(
-        self, charged: Counter[bool], since: float | None, *, num_steps: int = 0
+        self, charged: Counter[str], since: float | None, *, num_steps: int = 0
     ) -> None:
-        """Hold training on so many tokens, by whether they have a backward pass, which are counted
-        anew then, and `num_steps` steps; it began at `since`, or not at all."""
-        if self.cost is not None and since is not None:
-            tokens = (
-                self.cost.train_token * charged[True] + self.cost.measure_token * charged[False]
-            )
-            self.hold(tokens + self.cost.train_step * num_steps, since)
+        """Hold training on so many tokens, by the name of their cost, which are counted anew then,
+        and `num_steps` steps; it began at `since`, or not at all."""
+        if (cost := self.cost) is not None and since is not None:
+            tokens = sum(getattr(cost, name) * count for name, count in charged.items())
+            self.hold(tokens + cost.train_step * num_steps, since)
         charged.clear()
 
     def hold(self, seconds: float, since: float) -> None:
@@ -214,6 +212,19 @@ class Pace:
         share = self.behind / max(self.modelled, 1e-9)
         self.modelled = self.behind = 0.0
         return share
+
+
+def learner_cost(cost: CostModel, learner: LearnerConfig) -> CostModel:
+    """Return the cost of all that the learner computes for a token of a batch, in each pass and
+    before the first: by the policy, a critic and a teacher on its ranks, as large as the policy."""
+    passes, teacher = learner.num_iterations, learner.distillation
+    scored = int(learner.has_critic)
+    if teacher.is_used and not teacher.is_served:
+        scored += passes if teacher.is_divergence else 1
+    train = passes * cost.train_token
+    measure = train if learner.trains_on_all else passes * cost.measure_token
+    both = passes * cost.train_token * learner.has_critic + scored * cost.score_token
+    return dataclasses.replace(cost, train_token=train + both, measure_token=measure + both)
 
 
 def draft_seconds(config: Config) -> float:

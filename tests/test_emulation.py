@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -13,6 +14,7 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.emulation import Pace
 from tests.engine.drafters import FakeDrafter, line
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
+from tests.learner.builders import made_up_batch, tiny_learner
 from tests.refused import refusal
 
 COST = CostModel(1e-6, 0.01, 1e-4, 0.009, 1e-3, 1e-4, 1e-3, 5e-4, 0.5, 3.0, 2.0)
@@ -113,6 +115,45 @@ def test_a_pull_lasts_as_long_as_the_model_says(pace, machine):
     assert pace.behind == pytest.approx(3.0)
     assert pace.behind_share() == pytest.approx(3 / 4)
     assert pace.behind_share() == 0.0
+
+
+def test_training_lasts_as_long_as_its_tokens_and_is_counted_anew(pace, machine):
+    charged = Counter({"train_token": 1000, "measure_token": 200, "score_token": 400})
+    pace.hold_training(charged, pace.now(), num_steps=1)
+    assert machine.now == pytest.approx(100 + (1.0 + 0.1 + 0.2 + 0.5) / 10)
+    assert not charged
+    assert dataclasses.replace(COST, measure_token=1e-3).score_token == pytest.approx(1e-3 / 4)
+
+
+SEVERAL = {"num_iterations": 3}
+TEACHER = {"teacher": "start"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        SEVERAL,
+        {"algorithm": "ppo"},
+        {"algorithm": "ppo", **SEVERAL},
+        {"distillation": TEACHER, **SEVERAL},
+        {"distillation": {**TEACHER, "mode": "full_logits"}, **SEVERAL},
+    ],
+    ids=str,
+)
+def test_a_learner_is_charged_with_what_a_simulated_one_is(changes):
+    batch, learner = made_up_batch(), tiny_learner(**changes)
+    prompts = {sample.group: len(sample.prompt_ids) for sample in batch}
+    tokens = Counter({sample.group: 0 for sample in batch})
+    for sample in batch:
+        tokens[sample.group] += len(sample.completion_ids)
+    trained = sum(tokens[group] + prompts[group] for group in prompts if group != 1)
+    measured = tokens[1] + prompts[1]  # whose rewards are equal
+    learner.train(batch, 0)
+    charged = sum(getattr(COST, name) * count for name, count in learner.charged.items())
+    cost = emulation.learner_cost(COST, learner._config)
+    simulated = cost.train_token * trained + cost.measure_token * measured
+    assert charged == pytest.approx(simulated)
 
 
 def test_without_a_model_nothing_waits(machine):

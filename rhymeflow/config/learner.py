@@ -335,6 +335,12 @@ class LearnerConfig(Section):
         )
 
     @property
+    def trains_on_all(self) -> bool:
+        """Whether a response has a gradient even if all rewards of its group are equal."""
+        has_terms = self.beta > 0.0 or self.entropy_coef > 0.0 or self.distillation.is_used
+        return has_terms or self.advantage in ("gae", "reward") or self.scale_rewards == "tokens"
+
+    @property
     def kl_weight(self) -> float:
         """Weight of the KL term in the loss."""
         return self.beta if self.kl_in == "loss" else 0.0

@@ -46,6 +46,7 @@ from rhymeflow.learner.minibatch import (
     step_scales,
 )
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
+from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample, by_response, first_sequences, owners
@@ -106,8 +107,8 @@ class Learner:
         self.model = model
         self.version = 0
         self.num_tokens = 0
-        self.charged: Counter[bool] = Counter()
-        """Tokens of all micro-batches so far, by whether they had a backward pass: of a micro-batch
+        self.charged: Counter[str] = Counter()
+        """Tokens of all passes so far, by the name of their cost (`core.cost`): of a micro-batch
         each prompt once, and each response in full."""
         self.skipped: dict[int, str] = {}
         """Optimizer steps of the last batch that were skipped, by number from 0, and why."""
@@ -333,10 +334,7 @@ class Learner:
     ) -> None:
         """Add a micro-batch's gradient to the parameters, and its metrics to `totals`."""
         config, inputs = self._config, micro.inputs
-        if not micro.is_empty:
-            size = micro.row.size_unshared + len(micro.row.members)
-            self.charged[micro.needs_grad] += size
-            self.charged[True] += 0 if self._critic is None else size
+        self._charge(micro, is_first_pass=is_first_pass)
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
             if micro.gradient_R is not None:
@@ -368,6 +366,21 @@ class Learner:
         totals.add(sums, micro.row, is_first_pass=is_first_pass)
         if details is not None:
             details.add_flags(micro, logprob_R)
+
+    def _charge(self, micro: MicroBatch, *, is_first_pass: bool) -> None:
+        """Count the tokens of a micro-batch, for each model that reads them in its pass, or did
+        before the first one. `emulation.learner_cost` says the same of a batch."""
+        if micro.is_empty:
+            return
+        size = _size(micro.row)
+        self.charged["train_token" if micro.needs_grad else "measure_token"] += size
+        if self._critic is not None:
+            self.charged["train_token"] += size
+            self.charged["score_token"] += size * is_first_pass
+        is_beside = self._config.distillation.is_divergence  # it reads while the policy does
+        reads = micro.needs_grad if is_beside else is_first_pass
+        if isinstance(self._teacher, ModelTeacher) and reads:
+            self.charged["score_token"] += _size(micro.for_teacher)
 
     def _backward(self, micro: MicroBatch, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a micro-batch's scores and, if that is in the loss, a teacher's divergence."""
@@ -414,3 +427,8 @@ class Learner:
         found = batch_advantages(reward_N, groups, lengths, config, components, weights)
         values = found.values * config.distillation.reward_weight
         return replace(found, values=values[owners(batch)])
+
+
+def _size(row: PackedRow) -> int:
+    """Return the tokens of a row's prompts, each once, and of its responses in full."""
+    return row.size_unshared + len(row.members)

@@ -148,7 +148,7 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             f"rollout.max_completion_length: {rollout.max_completion_length}{also} and a prompt "
             f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
-    cost = profile.cost(train_devices)
+    cost = emulation.learner_cost(profile.cost(train_devices), config.learner)
     # An emulated learner is charged with responses in full, as are those of the real model, whose
     # responses have no long beginnings in common.
     share = 1.0 if config.emulation.is_used else workload.computed_share

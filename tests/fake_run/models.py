@@ -91,7 +91,7 @@ class Model:
         self._num_tokens = 0
         self._early: list[Sequence[Sample]] = []
         self.skipped: dict[int, str] = {}
-        self.charged: Counter[bool] = Counter()
+        self.charged: Counter[str] = Counter()
         self.breaks: Callable[[int], bool] = lambda digest: False
         """Whether the gradient of a step, from which a state of this digest would follow, is not
         finite. A learner that is restored does not ask: the log knows."""

@@ -118,6 +118,25 @@ def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        # The critic's training and its values; groups with equal rewards are trained on, too.
+        ({"learner__algorithm": "ppo"}, PROFILE.train_token + PROFILE.measure_token),
+        ({"learner__distillation__teacher": "start"}, PROFILE.measure_token),
+    ],
+)
+def test_a_critic_and_a_teacher_take_their_time(
+    tmp_path: Path, changes: dict, passes: float
+) -> None:
+    flat = Constant(response=lambda row, epoch, member: ResponseSpec(LENGTH, float(row % 2), []))
+    extra = passes / 4 * GROUPS * (PROMPT + MEMBERS * LENGTH)
+    for lengths in (Constant(), flat):
+        found = run(a_config(tmp_path, **changes), lengths).seconds
+        plain = run(a_config(tmp_path), Constant()).seconds
+        assert found == pytest.approx(plain + STEPS * extra)
+
+
+@pytest.mark.parametrize(
     ("workload", "saved"),
     [
         # A quarter of a batch's tokens is left where what is computed once is trained on once.
