@@ -9,7 +9,7 @@
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
 # make release-check   builds sdist and wheel, and runs the wheel in a clean environment
 # make gpu    on a machine with a GPU: `rhymeflow doctor`, and all parts of `rhymeflow bench gpu`
-# make nightly   a million operations of the staleness protocol against its naive model; tools of five families of models
+# make nightly   a million operations of the staleness protocol against its naive model; tools of six families of models
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin

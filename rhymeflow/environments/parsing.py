@@ -1,21 +1,24 @@
-"""Parses tool calls of the policy: Hermes' JSON, Qwen3-Coder's XML, or a response template's form.
+"""Parses tool calls: Hermes' JSON, Qwen3-Coder's XML, LFM2's Python, or a response template's form.
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
-
-Every `<tool_call>` gives one `Call`, a malformed one a `Call` with an `error`; nothing raises.
+    <|tool_call_start|>[add(a=1), add(a=2)]<|tool_call_end|>
+A malformed call is a `Call` with an `error`; nothing raises.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.environments.messages import Call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_OPEN, PYTHON_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 
 _FUNCTION = re.compile(r"<function=([^>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
@@ -38,6 +41,8 @@ def parse_calls(text: str) -> list[Call]:
             call, end = Call("", error=_one_line(error)), text.find(CLOSE, begin)
         calls.append(call)
         place = text.find(OPEN, end) if end >= 0 else -1
+    for block in text.split(PYTHON_OPEN)[1:]:
+        calls += _read_python(block)
     return calls
 
 
@@ -96,6 +101,43 @@ def _read_xml(text: str, begin: int) -> tuple[Call, int]:
         raise ValueError("it does not end with </function>")
     call = Call(opened[1].strip(), json.dumps(arguments), is_text=True)
     return call, place + len("</function>")
+
+
+def _read_python(block: str) -> list[Call]:
+    """Return the calls in what follows `PYTHON_OPEN`. TRL's pattern ends a string at `)` or `,`."""
+    code, end, _ = block.partition(PYTHON_CLOSE)
+    try:
+        if not end:
+            raise ValueError
+        tree = _python(code.strip())
+        nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+        return [_python_call(node) for node in nodes]
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return [Call("", error="it is not [NAME(ARGUMENT=VALUE, ...), ...]")]
+
+
+def _python(code: str) -> ast.expr:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of backslashes
+        try:
+            return ast.parse(code, mode="eval").body
+        except SyntaxError:  # LFM2.5's template writes text with its ends of lines
+            return ast.parse(code.replace("\n", r"\n"), mode="eval").body
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args or not all(each.arg for each in node.keywords):
+        raise ValueError
+    values = {each.arg: ast.literal_eval(_Json().visit(each.value)) for each in node.keywords}
+    return Call(ast.unparse(node.func), json.dumps(values, allow_nan=False))
+
+
+class _Json(ast.NodeTransformer):
+    """Mappings and lists are written as JSON."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node
 
 
 def _no_constant(name: str) -> Any:

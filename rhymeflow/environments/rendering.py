@@ -125,7 +125,7 @@ class ChatRenderer(TextRenderer):
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
         """The template's text before a turn of the assistant."""
         self._response: Mapping[str, Any] | None = None
-        """The response template that parses calls; None: Hermes' and Qwen3-Coder's forms."""
+        """The response template that parses calls; None: those of `parse_calls`."""
         self._find_response(begun, variables.get("chat_template", tokenizer.chat_template))
 
     def _find_response(self, begun: str, template: Any) -> None:
@@ -170,9 +170,9 @@ class ChatRenderer(TextRenderer):
             )
         return (
             f"the chat template writes a call of the tool {name!r} as {written.strip()[:200]!r}, "
-            f"which is {why}; calls are read in the forms {OPEN}{{...}}{CLOSE} (Hermes) and "
-            f"{OPEN}<function=...> (Qwen3-Coder), by a response_template of the tokenizer, or by "
-            "TRL's for the template of a known family"
+            f"which is {why}; calls are read in the forms {OPEN}{{...}}{CLOSE} (Hermes), "
+            f"{OPEN}<function=...> (Qwen3-Coder) and LFM2's, by a response_template of the "
+            "tokenizer, or by TRL's for the template of a known family"
         )
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:

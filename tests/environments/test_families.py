@@ -1,4 +1,4 @@
-"""What is done with the chat templates of known models: all of TRL's, and how five are spoken.
+"""What is done with the chat templates of known models: all of TRL's, and how six are spoken.
 
 `python -m tests.environments.test_families` prints what is found.
 """
@@ -30,16 +30,17 @@ TOOLS = [schema_of(worlds.multiply, "tool")]
 OUTCOMES = {
     "turns, tools": """
         deepseek_r1_distill_training llama3 llama3_training qwen2_5 qwen2_5_training qwen2_5_vl
-        qwen2_5_vl_training qwen3_5_nothink_training qwen3_5_think_training qwen3_6_training
+        qwen2_5_vl_training lfm2_v2 lfm2_v2_training qwen3_5_nothink_training
+        qwen3_5_think_training qwen3_6_training
         qwen3_8 qwen3_8_training qwen3_instruct_2507 qwen3_instruct_2507_training qwen3_training
         qwen3_vl qwen3_vl_training""",
     "training template, turns, tools": """
         deepseek_r1_distill qwen3 qwen3_5_nothink qwen3_5_think qwen3_6""",
-    "turns, tools by a response template": "gemma4_v2 lfm2_v2 lfm2_v2_training llama3_1 llama3_2",
+    "turns, tools by a response template": "gemma4_v2 llama3_1 llama3_2",
     "tools by a response template": """
-        gemma4 gemma4_v3 gemma4_v4 gemma4_v5 glm4moe glm4moe_training gptoss gptoss_training
-        lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl""",
+        gemma4 gemma4_v3 gemma4_v4 gemma4_v5 glm4moe glm4moe_training gptoss gptoss_training""",
     "tools": """
+        lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl
         nemotron_3_5_lightning nemotron_3_5_lightning_training nemotron_3_nano
         nemotron_3_nano_training nemotron_3_super nemotron_3_super_training nemotron_3_ultra
         nemotron_3_ultra_training""",
@@ -155,6 +156,10 @@ SPOKEN = {
     "llama3_2": (
         ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
         '{"name": "multiply", "parameters": {"a": 3, "b": 2.5}}<|eot_id|>',
+    ),
+    "lfm2_v2": (
+        ["<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"],
+        "<|tool_call_start|>[multiply(a=3, b=2.5)]<|tool_call_end|><|im_end|>",
     ),
     "gptoss": (
         ["<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|end|>", "<|return|>",

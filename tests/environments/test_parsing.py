@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from keyword import iskeyword
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.environments.messages import Call
@@ -69,6 +70,30 @@ def test_xml_calls_come_back_as_they_were_written(calls) -> None:
     read = parse_calls(text)
     assert [(each.name, json.loads(each.arguments)) for each in read] == calls
     assert all(each.is_text and not each.error for each in read)
+
+
+WORDS = st.from_regex(r"[a-z_]+", fullmatch=True).filter(lambda word: not iskeyword(word))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(WORDS, st.dictionaries(WORDS, JSON)), max_size=2), st.booleans())
+def test_calls_in_python_come_back_as_they_were_written(calls, as_json: bool) -> None:
+    write = (lambda x: json.dumps(x, ensure_ascii=False)) if as_json else repr
+    written = [
+        f"{name}({', '.join(f'{key}={write(value)}' for key, value in given_.items())})"
+        for name, given_ in calls
+    ]
+    read = parse_calls(f"so <|tool_call_start|>[{', '.join(written)}]<|tool_call_end|> then")
+    assert [(each.name, json.loads(each.arguments)) for each in read] == calls
+
+
+def test_text_in_a_python_call_may_hold_its_punctuation_and_ends_of_lines() -> None:
+    [call] = parse_calls("<|tool_call_start|>[run(code='f(1, g(2))\nh()')]<|tool_call_end|>")
+    assert json.loads(call.arguments) == {"code": "f(1, g(2))\nh()"}
+    for bad in ("[f(1)]", "[f(a=b)]", "[f(a='x]", "f", "[f(a=1e999)]", "(" * 9**6, "-" * 9**6):
+        [call] = parse_calls(f"<|tool_call_start|>{bad}<|tool_call_end|>")
+        assert "it is not [NAME(ARGUMENT=VALUE, ...), ...]" in call.error
+    assert parse_calls("<|tool_call_start|>[f()]")[0].error
 
 
 @given(st.text(alphabet='<>/{}[]":, tool_calfunctiparme=\n1'))

@@ -1,6 +1,6 @@
 """Real runs of a model that calls a tool in the form of its family, and reads the answer.
 
-`python -m tests.runtime.test_tool_families` (`make nightly`) tries all five families.
+`python -m tests.runtime.test_tool_families` (`make nightly`) tries all families.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 STOPS = {
     "qwen3": "<|im_end|>", "llama3_2": "<|eot_id|>", "gptoss": "<|call|>",
-    "gemma3": "<end_of_turn>", "glm4moe": "<|observation|>",
+    "gemma3": "<end_of_turn>", "glm4moe": "<|observation|>", "lfm2_v2": "<|im_end|>",
 }  # fmt: skip
 WIDTH = 320
 """Of the model: more than it has tokens, so that each has a dimension to itself."""
