@@ -3,8 +3,8 @@ FSDP2 over 8 ranks, the plan's memory of a pass, and FlexAttention."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -129,27 +129,23 @@ def test_a_rank_of_eight_takes_a_step(name: str, recomputes: bool, ranks: Ranks)
 
 
 class Peak(TorchDispatchMode):
-    """Most bytes of tensors that were there at once, but for those that were there before."""
+    """Most bytes of tensors that were there at once, but for those that are `known`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.now = self.most = 0
-        self._known = {each.untyped_storage()._cdata for each in model.parameters()}
+        self.most = 0
+        self._known = {each.untyped_storage()._cdata for each in known}
+        self._others = WeakValueDictionary[int, torch.UntypedStorage]()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         for tensor in tensors_in(result):
             storage = tensor.untyped_storage()
             if tensor.is_cuda and storage._cdata not in self._known:
-                self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                self._others[storage._cdata] = storage
+        # All of them each time: FSDP frees what it has gathered by changing sizes.
+        self.most = max(self.most, sum(each.nbytes() for each in self._others.values()))
         return result
-
-    def _gone(self, key: int, num_bytes: int) -> None:
-        self._known.remove(key)
-        self.now -= num_bytes
 
 
 def peak_of_pass(name: str, num_layers: int, config: Config) -> int:
@@ -160,7 +156,18 @@ def peak_of_pass(name: str, num_layers: int, config: Config) -> int:
         if each is not head:
             each.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
     scorer, row = scorer_of(model, config), row_of(TOKENS)
-    with Peak(model) as peak:
+    with Peak(model.parameters()) as peak:
+        scorer.backward(row, lambda logprob_C, _: logprob_C.sum())
+    return peak.most
+
+
+def peak_of_rank(name: str, num_layers: int, config: Config, ranks: Ranks) -> int:
+    """Of a further pass, beside the rank's rows of weights and gradients."""
+    model = model_of(name, num_layers, torch.float32)
+    shards = Shards(model, ranks, torch.bfloat16, offload=False, read=None)
+    scorer, row = scorer_of(model, config, forward=shards.run), row_of(TOKENS)
+    scorer.backward(row, lambda logprob_C, _: logprob_C.sum())
+    with Peak(ranks.local(x) for each in model.parameters() for x in (each, each.grad)) as peak:
         scorer.backward(row, lambda logprob_C, _: logprob_C.sum())
     return peak.most
 
@@ -175,6 +182,24 @@ def test_the_plan_has_the_memory_of_a_pass(name: str, recomputes: bool) -> None:
     found = few + (size.num_layers - 2) * (more - few) / 2
     said = memory.total(memory.of_pass(config, size, TOKENS))
     assert said == pytest.approx(found, rel=0.12)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize(
+    ("name", "recomputes"),
+    [("Qwen2.5-7B", False), ("Qwen3-32B", True), ("Qwen3-30B-A3B", True)],
+)
+def test_the_plan_has_the_memory_of_a_rank_of_eight(
+    name: str, recomputes: bool, ranks: Ranks
+) -> None:
+    given = {"num_ranks": 8, "gradient_checkpointing": recomputes, "window": "off"}
+    config = build_config({**given, "max_tokens_per_microbatch": TOKENS}, where="test")
+    few, more = (peak_of_rank(name, num_layers, config, ranks) for num_layers in (3, 4))
+    size = memory.model_of(config_of(name), torch.bfloat16, "cuda")
+    found = few + (size.num_layers - 3) * (more - few)
+    parts = memory.of_rank(config, size, TOKENS // 2)
+    assert any(f"of {TOKENS:,} tokens" in each.what for each in parts)
+    assert memory.total(parts) == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 8])
