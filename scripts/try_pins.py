@@ -2,9 +2,9 @@
 
 Each end gets an environment of its own (`.venv-pins-oldest`, `.venv-pins-newest`) with the least or
 the newest minor version of torch, transformers, ray and trl that is allowed, in which the fast
-tests run, and those of the learner and of TRL. Without a GPU only CPU builds of torch are taken;
-where the oldest has none, the newest takes its place, and the page says so. vLLM has its own
-environment (scripts/install_vllm.py). `python3 scripts/try_pins.py [END ...]`; standard library.
+tests run, and those of models, learner and TRL. Without a GPU, torch's build for CUDA is taken only
+if there is none for CPUs; the page says so. vLLM has its own environment (scripts/install_vllm.py).
+`python3 scripts/try_pins.py [END ...]`; standard library.
 """
 
 import datetime
@@ -17,16 +17,18 @@ import install
 
 PACKAGES = ("torch", "transformers", "ray", "trl")
 FAST = ("config", "core", "data", "observe", "reward", "store", "utils", "weights", "workers")
-TESTS = (*FAST, "learner", "models", "trl")
+TESTS = (*FAST, "families", "learner", "models", "trl")
 PAGE = os.path.join(install.ROOT, "docs", "install.md")
 
 
 def main(ends):
     """Try these ends; return 1 if a test failed."""
-    results = [tried(end) for end in ends]
-    for end, (versions, result) in zip(ends, results, strict=True):
+    code = 0
+    for end in ends:
+        versions, result = tried(end)
         write_row(PAGE, end, versions, result, datetime.date.today())
-    return int(any(result == "failed" for _, result in results))
+        code |= result == "failed"
+    return int(code)
 
 
 def tried(end):
@@ -36,14 +38,11 @@ def tried(end):
     install.make_venv()
     with open(os.path.join(install.ROOT, "pyproject.toml"), encoding="utf-8") as file:
         text = file.read()
-    wanted, lack = requirements(text, end), ""
-    index = indexes(wanted[0])
-    if index is None and end == "oldest":
-        lack = f"; of {wanted[0]} only CUDA builds could be had"
-        wanted[0] = requirements(text, "newest")[0]
-        index = indexes(wanted[0])
-    if index is None:
-        return {}, "not tried: only CUDA builds could be had"
+    wanted = requirements(text, end)
+    install.WANTED_TORCH = wanted[0]
+    has_gpu = install.has_nvidia_gpu()
+    index = install.index_arguments(has_gpu, install.plan)
+    is_for_cuda = not has_gpu and install.cuda_packages(install.plan(index))
     target = f"{install.ROOT}[test,ray]"
     asked = [*index, *wanted, "--editable", target], ["--no-deps", *install.WITHOUT_DEPENDENCIES]
     if any([install.start_pip("install", *install.QUICKLY, *each).wait() for each in asked]):
@@ -52,16 +51,9 @@ def tried(end):
     chosen = ["-m", "not slow and not ray and not gpu", "-p", "no:cacheprovider"]
     command = [install.PYTHON, "-m", "pytest", "-q", *chosen, *tests]
     code = subprocess.call(command, cwd=install.ROOT)
-    result = "failed" if code else f"fast tests passed{lack}"
+    build = " on a CPU, with torch's build for CUDA" if is_for_cuda else ""
+    result = "failed" if code else f"fast tests passed{build}"
     return {name: version(name) for name in PACKAGES}, result
-
-
-def indexes(torch):
-    """Return pip's arguments for a torch that fits the machine, or None if there is none."""
-    install.WANTED_TORCH = torch
-    has_gpu = install.has_nvidia_gpu()
-    index = install.index_arguments(has_gpu, install.plan)
-    return index if has_gpu or not install.cuda_packages(install.plan(index)) else None
 
 
 def requirements(pyproject, end):
