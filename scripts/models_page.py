@@ -1,18 +1,20 @@
-"""Writes the table of docs/models.md from the table of types in the package.
+"""Writes the tables of docs/models.md: types of the package, and what `bench families` recorded.
 
 python scripts/models_page.py [--check]    # --check: fails if the page is not what it would write
 """
 
+import json
 import sys
 from pathlib import Path
 
 from rhymeflow.models.families import FAMILIES, ModelFamily
 
-PAGE = Path("docs/models.md")
-BEGIN, END = "<!-- by scripts/models_page.py -->\n", "<!-- end -->"
+PAGE, RECORD = Path("docs/models.md"), Path("benchmarks/results/families.json")
+MEASURED = "mismatch_kl, bfloat16"
+COLUMNS = 4
 
 
-def table() -> str:
+def supported() -> str:
     """The types, by whether the native engine runs them."""
     types: dict[str, list[str]] = {}
     for model_type, family in sorted(FAMILIES.items()):
@@ -28,11 +30,27 @@ def native(family: ModelFamily) -> str:
     return "yes" if family.state is None else "no, if layers carry a state"
 
 
+def mismatches() -> str:
+    """What was recorded, some types to a row."""
+    found = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+    cells = [cell for row in found for cell in (f"`{row['model']}`", f"{row[MEASURED]:.1g}")]
+    cells += [""] * (-len(cells) % (2 * COLUMNS))
+    rows = [["model", "KL"] * COLUMNS, ["---"] * 2 * COLUMNS]
+    rows += [cells[n : n + 2 * COLUMNS] for n in range(0, len(cells), 2 * COLUMNS)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+TABLES = {"supported": supported, "mismatches": mismatches}
+
+
 def page(text: str) -> str:
-    """The page with the table of now."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
+    """The page with the tables of now."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}, by scripts/models_page.py -->\n", "<!-- end -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = before + begin + table() + end + after
+    return text
 
 
 if __name__ == "__main__":

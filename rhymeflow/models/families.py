@@ -20,6 +20,8 @@ class ModelFamily(NamedTuple):
     """Class of those of its modules that carry a state from token to token; None: it has none."""
     not_native: str | None = None
     """Why the native engine does not run it; None: it does, unless layers carry a state."""
+    not_vllm: str | None = None
+    """Why vLLM is not given its weights; None: it is, if it has the type."""
 
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -34,14 +36,18 @@ FAMILIES: dict[str, ModelFamily] = {
             *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
             *("seed_oss", "smollm3", "solar_open", "starcoder2"),
             # Windows, chunks, sinks, capped scores
-            *("cohere2", "gemma2", "gemma3_text", "gpt_oss", "granite_swa", "llama4_text"),
+            *("cohere2", "gemma2", "gemma3", "gemma3_text", "granite_swa", "llama4_text"),
             *("ministral", "olmo3", "vaultgemma"),
-            # Latent attention
-            *("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+            *("minicpm3", "youtu"),  # latent attention
         ),
         ModelFamily(),
     ),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+        ModelFamily(not_vllm="has latent attention, for which vLLM derives other weights"),
+    ),
     "diffllama": ModelFamily(not_native="attends more than once in a layer"),
+    "gpt_oss": ModelFamily(not_vllm="has experts whose weights vLLM transposes"),
     "jetmoe": ModelFamily(not_native="has experts of attention"),
     # Linear attention (gated delta rule)
     "kimi_linear": ModelFamily("KimiLinearDeltaAttention"),

@@ -22,7 +22,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
@@ -33,6 +37,15 @@ from rhymeflow.models.precision import auto_dtype
 from rhymeflow.models.source import Source, explained, locate, offline, readable, unreachable
 
 _ARCHITECTURES = Path(__file__).parent / "architectures"
+
+_TEXT_ALONE = {"gemma3": "Gemma3ForCausalLM"}
+"""Types with parts for images, which transformers would load too: the class of the text model."""
+TEXT_NAMES = {r"^language_model\.model\.": "model.", r"^model\.language_model\.": "model."}
+"""How files of such types name the text model's parameters, and how that does."""
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.update(_TEXT_ALONE)
+
+_CONVERTED = {"fp8", "mxfp4"}
+"""Methods of quantization whose weights are converted to 16 or 32 bits."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -86,7 +99,8 @@ def architecture(config: ModelConfig) -> PreTrainedConfig:
 def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load the model with its weights. Raises `UserError` if it cannot be read or is not
     supported, or if weights are missing or not finite."""
-    load_config(config)
+    hf_config = load_config(config)
+    is_text_alone = hf_config.model_type in _TEXT_ALONE
     source = readable(config)
     with explained(source, "the weights"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -95,15 +109,26 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
             attn_implementation=attention.NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, in one line
+            key_mapping=TEXT_NAMES if is_text_alone else None,
+            quantization_config=_converting(hf_config),
             **offline(source),
         )
     model: PreTrainedModel
     model, report = loaded
+    if is_text_alone:  # it is saved as a text model
+        del model._weight_conversions
     _check_complete(source, report)
     _check_finite(source, model)
     forget_quantization(model)
     model.to(device).eval()  # type: ignore[arg-type]
     return model
+
+
+def _converting(hf_config: PreTrainedConfig) -> Any:
+    """Return what has transformers convert quantized weights, which it keeps where there is a GPU
+    for them; None if they are not quantized."""
+    given = getattr(hf_config, "quantization_config", None)
+    return given and AutoQuantizationConfig.from_dict({**given, "dequantize": True})
 
 
 def empty_model(
@@ -327,6 +352,12 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
         raise UserError(
             f"{kind} scales queries by their place in a row of sequences (attn_temperature_tuning "
             "in its config.json), which is not supported"
+        )
+    quantization = getattr(hf_config, "quantization_config", None) or {}
+    if quantization and (method := quantization.get("quant_method")) not in _CONVERTED:
+        raise UserError(
+            f"{kind} has weights that are quantized ({method}) and cannot be trained; "
+            f"{' and '.join(sorted(_CONVERTED))} are converted, other models need 16 or 32 bits"
         )
     families.check(source.name, hf_config.model_type)
 

@@ -20,6 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rhymeflow.models import attention
 from rhymeflow.models.buffers import buffers_of
+from rhymeflow.models.load import TEXT_NAMES
 from tests.engine.models import VOCABULARY
 
 SIZES: dict[str, Any] = {
@@ -67,6 +68,7 @@ LLAMA3 = {
 VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4},
     **{"out_hidden_size": 32, "num_position_embeddings": 16},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8},
 }
 
 
@@ -90,6 +92,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("exaone4", "olmo3"), MIXED),
     "cohere2": {**MIXED, "logit_scale": 0.0625},
     "gemma2": CAPPED,
+    "gemma3": {**GEMMA, "tie_word_embeddings": True},  # with a part for images
     "gemma3_text": GEMMA,
     "gpt_oss": MIXED,
     "granite_swa": {**MIXED, "logits_scaling": 8.0},
@@ -205,6 +208,6 @@ def _made(kind: Any, config: PreTrainedConfig, dtype: torch.dtype, how: str) -> 
 def eager(directory: Path) -> PreTrainedModel:
     """The saved model as transformers computes it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory, dtype=torch.float32, attn_implementation="eager", key_mapping=TEXT_NAMES
     )
     return model.eval()

@@ -1,5 +1,6 @@
 """Loading: right numbers, right names, and one clear line for each way a model can be unfit."""
 
+import json
 import math
 import re
 
@@ -42,6 +43,7 @@ from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.tokenizer import load_tokenizer
 from tests.characters import make_tokenizer
 from tests.engine.models import make_engine, sampling
+from tests.families.cases import save
 from tests.refused import refusal
 
 CPU = torch.device("cpu")
@@ -173,6 +175,69 @@ def test_weights_that_do_not_fit_are_named(checkpoint):
     LlamaConfig(**sizes).save_pretrained(checkpoint)
     message = refusal(load_model, config_of(checkpoint), dtype=torch.float32, device=CPU)
     assert "the weights do not fit its config.json: has no model.layers.2." in message
+
+
+def add_to_config(directory, **fields):
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def in_fp8(weights, block=8):
+    """As DeepSeek and Qwen publish theirs: a scale for each block of a layer's weight."""
+    found = dict(weights)
+    for name, weight in weights.items():
+        if name.endswith("_proj.weight"):
+            rows, columns = (n // block for n in weight.shape)
+            cut = weight.reshape(rows, block, columns, block)
+            scale = cut.abs().amax((1, 3)) / 448
+            packed = (cut / scale[:, None, :, None]).reshape(weight.shape)
+            found |= {name: packed.to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
+    return found
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_weights_in_fp8_are_converted(checkpoint, monkeypatch, has_gpu):
+    config, file = config_of(checkpoint), checkpoint / "model.safetensors"
+    plain = load_model(config, dtype=torch.float32, device=CPU)
+    save_file(in_fp8(load_file(file)), file, metadata={"format": "pt"})
+    add_to_config(
+        checkpoint, quantization_config={"quant_method": "fp8", "weight_block_size": [8, 8]}
+    )
+    if has_gpu:  # there transformers would compute with them
+        looks = "transformers.quantizers.quantizer_finegrained_fp8.FineGrainedFP8HfQuantizer"
+        monkeypatch.setattr(f"{looks}.validate_environment", lambda self, **_: None)
+    model = load_model(config, dtype=torch.float32, device=CPU)
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    for name, each in model.named_parameters():
+        torch.testing.assert_close(each, plain.get_parameter(name), rtol=0.07, atol=1e-3)
+
+
+def test_experts_in_mxfp4_are_converted(tmp_path):
+    """As gpt-oss has them: two numbers in a byte, a power of two for each 32."""
+    save("gpt_oss", tmp_path, intermediate_size=32)
+    file = tmp_path / "model.safetensors"
+    weights, name = load_file(file), "model.layers.0.mlp.experts."
+    for layer in range(2):
+        for part, rows in ("gate_up_proj", 64), ("down_proj", 32):
+            of = f"model.layers.{layer}.mlp.experts.{part}"
+            del weights[of]
+            weights[f"{of}_blocks"] = torch.arange(4 * rows * 16).reshape(4, rows, 1, 16).byte()
+            weights[f"{of}_scales"] = torch.full((4, rows, 1), 126, dtype=torch.uint8)
+    save_file(weights, file, metadata={"format": "pt"})
+    add_to_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    model = load_model(config_of(tmp_path), dtype=torch.float32, device=CPU)
+    experts = model.get_parameter(f"{name}gate_up_proj")
+    assert experts.shape == (4, 32, 64)
+    # The first row's bytes are 0 to 15: their low bits are the first number of each pair.
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]) / 2
+    assert torch.equal(experts[0, ::2, 0], torch.cat([numbers, -numbers]))
+    assert not experts[0, 1::2, 0].any()
+
+
+def test_other_quantized_weights_are_refused_by_their_method(checkpoint):
+    add_to_config(checkpoint, quantization_config={"quant_method": "gptq", "bits": 4})
+    message = refusal(load_config, config_of(checkpoint))
+    assert "quantized (gptq) and cannot be trained; fp8 and mxfp4 are converted" in message
 
 
 def test_hub_name_offline_says_what_was_tried_and_what_to_do(monkeypatch):
