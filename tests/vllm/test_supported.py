@@ -40,6 +40,13 @@ def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path):
     assert "rollout.vllm_tensor_parallel_size = 2" in message
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_what_vllm_has_in_another_form_is_refused_by_name(name, tmp_path):
+    message = refusal(check_supported, saved(tmp_path, config_of(name)), {})
+    assert f"a model of type {name!r} has" in message
+    assert "set rollout.engine = 'native'" in message
+
+
 def test_others_are_left_to_vllm(tmp_path):
     chosen = saved(tmp_path, LlamaConfig(architectures=["LlamaForCausalLM"]))
     check_supported(chosen, {})
@@ -51,7 +58,9 @@ def test_of_a_model_with_a_part_for_images_vllm_runs_the_text_model(tmp_path):
     hf_config.architectures = ["Qwen3_5ForConditionalGeneration"]
     chosen = saved(tmp_path, hf_config)
     assert architectures(load_config(chosen.model)) == ["Qwen3_5ForCausalLM"]
-    assert engine_args(chosen)["hf_overrides"] == {"architectures": ["Qwen3_5ForCausalLM"]}
+    text_config = engine_args(chosen)["hf_overrides"](hf_config)
+    assert text_config.architectures == ["Qwen3_5ForCausalLM"]
+    assert text_config.model_type == "qwen3_5_text"
 
 
 @needs_vllm

@@ -319,6 +319,14 @@ def test_layers_that_carry_a_state_get_theirs():
     torch.testing.assert_close(model.delta["in_proj_qkvz"].cpu_linear(x), x @ due.T)
 
 
+@pytest.mark.parametrize("name", ["q_proj", "v_proj", "up_proj"])
+def test_a_fused_parameter_gets_all_its_tensors(name):
+    tensors = published()
+    del tensors[f"block.{name}.weight"]
+    with pytest.raises(ManifestMismatch, match=r"block\.\w+_proj\.weight has .* is given"):
+        find_places(Model(), manifest_of(tensors))
+
+
 def test_a_head_that_is_not_packed_again_is_noticed(deployed, monkeypatch):
     deployed.tensors.update(published(1))
     deployed.publish()

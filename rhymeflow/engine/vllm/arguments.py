@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm import speculator, worker
@@ -57,6 +60,12 @@ def model_runner(config: Config) -> str:
     return config.rollout.vllm_model_runner or ("v1" if is_cpu else "v2")
 
 
+def _text_alone(overrides: dict[str, Any], hf_config: PreTrainedConfig) -> PreTrainedConfig:
+    text_config = hf_config.get_text_config()
+    text_config.update(overrides)
+    return text_config
+
+
 def engine_args(config: Config) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`."""
     rollout, drafting = config.rollout, config.drafting
@@ -90,10 +99,11 @@ def engine_args(config: Config) -> dict[str, Any]:
     hf_config, overrides = load_config(config.model), dict[str, Any]()
     if (rollout.vllm_head_dtype or ("model" if device.type == "cpu" else "float32")) == "float32":
         overrides["head_dtype"] = "float32"
-    if hf_config.get_text_config() is not hf_config:  # the learner has the text model alone
-        overrides["architectures"] = architectures(hf_config)
     if overrides:
         arguments["hf_overrides"] = overrides
+    if hf_config.get_text_config() is not hf_config:  # the learner has the text model alone
+        overrides["architectures"] = architectures(hf_config)
+        arguments["hf_overrides"] = partial(_text_alone, overrides)
     if device.type == "cpu":
         # Compiled code would keep the weights that were packed when it was traced.
         arguments |= {

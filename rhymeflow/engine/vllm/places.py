@@ -8,6 +8,7 @@ so all weights that are used were pulled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -122,6 +123,7 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
         places[spec.name] = TensorPlace(target, spec, _pieces(target, part, spec.shape))
         index_of[spec.name] = part.number
     _check_filled(model, targets)
+    _check_rows(places)
     for name in sorted(places, key=index_of.__getitem__):  # within each target, in row order
         places[name].target.parts.append(name)
     return places
@@ -249,3 +251,17 @@ def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in filled:
             raise ManifestMismatch(f"{name} of vLLM's model is not in the weight store's manifest")
+
+
+def _check_rows(places: Mapping[str, TensorPlace]) -> None:
+    """Raise `ManifestMismatch` unless each fused parameter gets all the tensors that it is made of:
+    without a value projection, say, its rows would stay as they were."""
+    given = Counter[Target]()
+    for place in places.values():
+        is_padded = hasattr(place.target.layer, "shard_indices")  # an embedding or a head
+        if hasattr(place.target.layer, "output_partition_sizes") and not is_padded:
+            given[place.target] += sum(place.shape_of(piece)[0] for piece in place.pieces)
+    for target, rows in given.items():
+        due = sum(target.layer.output_partition_sizes)  # type: ignore[arg-type]
+        if rows != due:
+            raise ManifestMismatch(f"{target.name} has {due} rows in vLLM, but is given {rows}")

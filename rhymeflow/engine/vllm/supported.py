@@ -20,7 +20,7 @@ from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for
-from rhymeflow.models.families import carries_state
+from rhymeflow.models.families import FAMILIES, carries_state
 from rhymeflow.models.load import load_config
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -54,6 +54,11 @@ def known_models() -> dict[str, str]:
 def check_supported(config: Config, known: Mapping[str, str]) -> None:
     """Raise `UserError` unless vLLM, with `known_models` of these, can run the model."""
     hf_config = load_config(config.model)
+    if (reason := FAMILIES[hf_config.model_type].not_vllm) is not None:
+        raise UserError(
+            f"model.name = {config.model.name!r}: a model of type {hf_config.model_type!r} "
+            f"{reason}, so it is not run by vLLM; set rollout.engine = 'native'"
+        )
     names = architectures(hf_config)
     modules = [known[name] for name in names if name in known]
     is_own = any(not module.endswith(".transformers") for module in modules)
