@@ -9,6 +9,7 @@ run, and nothing that it needs may be missing from the wheel.
 from __future__ import annotations
 
 import email
+import os
 import re
 import subprocess
 import sys
@@ -50,7 +51,12 @@ def main() -> int:
 def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command without input, and return what it printed."""
     return subprocess.run(
-        [*map(str, command)], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [*map(str, command)],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -91,8 +97,11 @@ def of_files(sdist: Path, wheel: Path) -> list[str]:
     """Return what is missing in the wheel, or is there and should not be."""
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
+        code = {name: file.read(name) for name in names if name.startswith("rhymeflow/")}
     listed = run("git", "ls-files", "rhymeflow").stdout.split()
     problems = [f"{wheel.name} lacks {each}" for each in sorted({*listed} - names)]
+    hints = sorted(name for name, text in code.items() if b"rhymeflow[" in text)
+    problems += [f"{each} names an extra of rhymeflow, which no index has" for each in hints]
     problems += [f"{wheel.name} has {each}" for each in names if each.startswith(NOT_SHIPPED)]
     with tarfile.open(sdist) as file:
         inside = {each.partition("/")[2] for each in file.getnames()}
