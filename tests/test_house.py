@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 508  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_095, "tests": 42_326, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 57_095, "tests": 42_326, "benchmarks": 8_387}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
