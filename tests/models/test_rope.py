@@ -61,7 +61,9 @@ def test_neighbours_in_the_engine_do_not_matter(limit, made_by):
             request.prompt_ids = [token % 67 for token in request.prompt_ids]
         run(engine, requests)
         found.append((requests[0].tokens, requests[0].logprobs))
-    assert found[0] == found[1]
+    assert found[0][0] == found[1][0]
+    # A product of one row and one of two may round differently, by the processor.
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
 
 
 def test_neighbours_in_the_learner_do_not_matter():
