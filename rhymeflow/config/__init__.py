@@ -152,9 +152,14 @@ class Config(Section):
 
     def _agent_mistakes(self) -> Iterator[str]:
         environment = self.environment
+        effectless: tuple[str, ...] = ("timeout",)
+        why = "with environment.agent; agent_timeout and idle_timeout have"
         if environment.agent is None:
-            if environment.agent_python is not None:
-                yield "environment.agent_python: has no effect without environment.agent"
+            effectless = ("agent_python", "agent_timeout", "idle_timeout")
+            why = "without environment.agent"
+        kept = environment.model_dump(include={*effectless}, exclude_defaults=True)
+        yield from (f"environment.{name}: has no effect {why}" for name in kept)
+        if environment.agent is None:
             return
         if not environment.agent:
             yield "environment.agent: names no program"

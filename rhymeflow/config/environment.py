@@ -48,11 +48,16 @@ class EnvironmentConfig(Section):
     agent: str | tuple[str, ...] | None = None
     """A program that calls the policy by HTTP, in place of classes and tools: a function
     (`path/to/file.py:function`) or a command, as text or as a list. Each response is a run of it;
-    what it returns is its reward, under the name `agent`. `timeout` limits its time without a call,
-    `max_turns` its calls; `retries` do not apply, as what was sampled stays."""
+    what it returns is its reward, under the name `agent`. `max_turns` limits its calls; `retries`
+    do not apply, as what was sampled stays."""
     agent_python: str | None = None
     """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
     run."""
+    agent_timeout: PositiveFloat = 3600.0
+    """Longest time in seconds of an agent's program, the policy's answers included."""
+    idle_timeout: PositiveFloat = 60.0
+    """Longest time in seconds in which an agent's program makes no call while none is being
+    answered."""
     on_tool_error: Literal["observe", "fail"] = "observe"
     """What an exception inside a tool does. `observe`: the policy reads it as the observation.
     `fail`: the response fails, as it always does when something else raises, hangs or dies."""

@@ -124,6 +124,8 @@ class TurnEnded:
     instance: InstanceId
     turn: int
     length: int
+    observed: int = 0
+    """Tokens of an agent's calls among these that no event has told of yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
     if member.apply(events.TurnEnded):
         _leave_instance(state, event, member)
         state.num_waiting_env += 1
-        member.turn = event.turn
+        member.turn, member.observed = event.turn, member.observed + event.observed
         member.home = event.instance, state.instances[event.instance].version
         yield from _finish_early(state, event.trajectory)
 

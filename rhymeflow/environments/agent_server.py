@@ -1,4 +1,4 @@
-"""Serves HTTP on loopback for an agent's programs, in a thread of its own.
+"""Serves HTTP on one address for an agent's programs, in a thread of its own.
 
 The thread only carries: requests come out of `arrived`, and `answer` sends what they get.
 """
@@ -44,13 +44,13 @@ class HttpAnswer(NamedTuple):
 
 
 class AgentServer:
-    """`woken` is readable once something has arrived."""
+    """`woken` is readable once something has arrived. `host` is where it listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
         self.arrived: deque[HttpRequest] = deque()
         self.woken, self._wakes = Pipe(duplex=False)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._socket = socket.create_server((host, 0))
+        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
         methods = ["GET", "POST"]
         app = Starlette(routes=[Route("/{path:path}", self._serve, methods=methods)])
         settings = uvicorn.Config(app, log_level="critical", lifespan="off", access_log=False)

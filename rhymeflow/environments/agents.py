@@ -1,7 +1,7 @@
 """Runs an agent's programs, and has the policy answer their calls: each is a turn of a response.
 
-An episode of an agent is that of an environment whose observations are calls. Its first turn is
-empty: then the program begins. One call at a time is answered, in the order in which they arrive.
+An episode of an agent is that of an environment whose observations are calls, any number at once.
+Its first turn is empty: then the program begins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import wait
@@ -39,7 +38,7 @@ from rhymeflow.environments.dialect_answers import (
 from rhymeflow.environments.dialects import DIALECTS, BadRequest, ModelCall, read
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.environments.episodes import End, Wanted
-from rhymeflow.environments.messages import Answered, Rewarded
+from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import child
@@ -47,49 +46,44 @@ from rhymeflow.utils import child
 MODEL = "policy"
 """The model's name for programs, which may use any."""
 
+RETRY_SECONDS = 10.0
+"""How long a call whose client is gone waits for it to come back: OpenAI's and Anthropic's clients
+ask again after 8 seconds at most."""
+
 
 @dataclass(eq=False)
 class AgentTask:
-    """A request of the controller, with its reply, which is like that of an `EpisodeTask`."""
+    """A request of the controller with its reply, or what a program does. See `EpisodeTask`."""
 
     episode: Episode
     wants: Wanted
     room: int
-    logprobs: list[float] = field(default_factory=list)
     submitted: float = 0.0
     environment = "agent"
-    result: Answered | Rewarded | None = None
-    asked: _Call | None = None  # what follows the turn; None: the program has ended
+    result: Called | Left | Answered | Rewarded | None = None
     error: str | None = None
     is_lost: bool = False
 
-    @property
-    def follows(self) -> int | None:
-        """See `TurnAnswered`, here and below."""
-        return None if self.asked is None else self.asked.asking.follows
-
-    @property
-    def max_turn_tokens(self) -> int | None:
-        """The most that the call asks for."""
-        return None if self.asked is None else self.asked.call.max_tokens
-
     def observed(self) -> list[int] | End:
-        """Return the tokens of the next call, or why there is none."""
-        return "stop" if self.asked is None else self.asked.asking.new
+        """Return why nothing follows: the program has ended."""
+        return "stop"
 
 
 @dataclass(eq=False)
 class _Call:
-    """A call that is waiting for its turns, or was answered."""
+    """A call that waits for its turns, or was answered."""
 
     path: str
     body: bytes
     call: ModelCall
     asking: Asking
     limit: int  # most tokens of a turn
-    numbers: list[int]
-    """Of the requests that wait for the answer: none if the client went away."""
-    turns: list[ModelTurn] = field(default_factory=list)
+    requests: list[int]
+    """Numbers of those that wait for the answer, or did."""
+    turns: dict[int, ModelTurn | None] = field(default_factory=dict)
+    """By their numbers, in order; None: the policy is at it."""
+    left_at: float = math.inf
+    """When its last client went away."""
     answer: HttpAnswer | None = None
 
 
@@ -99,30 +93,30 @@ class _Program:
 
     id: int  # for the launcher
     token: str
-    task: AgentTask
-    """The last request about it."""
-    waits_since: float
-    is_waited_for: bool = False  # whether `task` waits for a call
-    queue: deque[_Call] = field(default_factory=deque)
-    current: _Call | None = None  # the policy answers it
+    episode: Episode
+    room: int  # of a prompt
+    began: float
+    last_heard: float
+    """When it last called, was answered or began."""
     calls: list[_Call] = field(default_factory=list)
+    asked: dict[int, _Call] = field(default_factory=dict)
+    """By the numbers of the turns that are not answered yet."""
     known: list[AnsweredTurn] = field(default_factory=list)
     num_turns: int = 0  # that it has asked for
     tool_calls: tuple[int, int] = (0, 0)
-    """How many its last turn has, and how many of them cannot be read."""
+    """How many there were since it last called, and how many of them cannot be read."""
     has_ended: bool = False
     value: float | None = None
-    error: str | None = None
 
 
 class Agents:
-    """Serves tasks as a pool does; see `Pool` for its methods."""
+    """Serves tasks as a pool does; see `Pool` for its methods. It listens on `host`."""
 
-    def __init__(self, config: Config, tokenizer: Any, log: Path) -> None:
+    def __init__(self, config: Config, tokenizer: Any, log: Path, host: str) -> None:
         self._config, self._log = config, log
         self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self._conversations = Conversations(config, tokenizer)
-        self._server, self._ids = AgentServer(), count()
+        self._server, self._ids = AgentServer(host), count()
         self._programs: dict[str, _Program] = {}
         """By the key of the episode."""
         self._by_token: dict[str, _Program] = {}
@@ -181,38 +175,53 @@ class Agents:
         return AgentTask(episode, wants, room)
 
     def submit(self, task: AgentTask) -> None:
-        """Begin, go on with or judge an episode."""
-        key, turns = task.episode.key, task.episode.turns
+        """Begin or judge an episode."""
+        key = task.episode.key
         program = self._programs.get(key)
-        if task.wants == "answer" and len(turns) == 1:
+        if task.wants == "answer" and len(task.episode.turns) == 1:
             if program is not None:
                 self._forget(key)
-            program = self._begin(task)
-        elif program is None:
+            self._begin(task)
+            return
+        if program is None:
             task.error = f"the agent of {key} was lost with the process that ran it"
             task.is_lost = True
-            self._finished.append(task)
-            return
-        elif task.wants == "reward":
+        else:
+            assert task.wants == "reward", f"the agent of {key} goes on by itself"
             task.result = Rewarded(program.id, program.value)
             self._forget(key)
-            self._finished.append(task)
+        self._finished.append(task)
+
+    def answer(
+        self, key: str, number: int, tokens: list[int], logprobs: list[float], end: int
+    ) -> None:
+        """Give the policy's turn to the call that it answers, if the program still waits for it.
+        The turn ends at `end` in the response."""
+        program = self._programs.get(key)
+        made = None if program is None else program.asked.pop(number, None)
+        if program is None or made is None:
             return
-        else:
-            self._deliver(program, task)
-        program.task, program.is_waited_for = task, True
-        program.waits_since = time.monotonic()
-        self._go_on(program)
+        conversations, place = self._conversations, (made.call, made.asking)
+        turn, calls = conversations.turn(*place, tokens, logprobs, end=end, limit=made.limit)
+        program.known.append(conversations.answered(*place, turn, end))
+        num_calls, num_failed = program.tool_calls
+        num_failed += sum(bool(each.error) for each in calls)
+        program.tool_calls = num_calls + len(calls), num_failed
+        program.last_heard = time.monotonic()
+        made.turns[number] = turn
+        turns = [each for each in made.turns.values() if each is not None]
+        if len(turns) == made.call.n:
+            self._answer(made, _answered(made.call, turns))
 
     def drop(self, keys: Iterable[str]) -> None:
-        """End the programs of these episodes; their tasks are not returned."""
+        """End the programs of these episodes; nothing more is returned of them."""
         for key in keys:
             if key in self._programs:
                 self._forget(key)
 
     def wait(self, seconds: float, *others: Any) -> None:
         """Wait up to `seconds` until a `poll` is due or one of `others` is readable."""
-        deadlines = [self._deadline(each) for each in self._programs.values()]
+        deadlines = [at for each in self._programs.values() for at, *_ in self._deadlines(each)]
         seconds = min(seconds, max(0.0, min(deadlines, default=math.inf) - time.monotonic()))
         wait([*others, self._out, self._server.woken], 0.0 if self._finished else seconds)
 
@@ -225,9 +234,7 @@ class Agents:
         for line in self._lines():
             self._end(line)
         for program in list(self._programs.values()):
-            if self._deadline(program) <= now:
-                seconds = self._config.environment.timeout
-                self._fail(program, f"made no call for environment.timeout = {seconds:g} seconds")
+            self._check_time(program, now)
         finished, self._finished = self._finished, []
         return finished
 
@@ -259,9 +266,10 @@ class Agents:
         while message:
             message = message[self._launcher.stdin.write(message) :]
 
-    def _begin(self, task: AgentTask) -> _Program:
+    def _begin(self, task: AgentTask) -> None:
         episode, token, id = task.episode, secrets.token_urlsafe(16), next(self._ids)
-        program = _Program(id, token, task, time.monotonic())
+        now = time.monotonic()
+        program = _Program(id, token, episode, task.room, now, now)
         self._programs[episode.key] = program
         self._by_token[token] = self._by_id[id] = program
         job = {
@@ -271,26 +279,27 @@ class Agents:
             "seed": derived_seed(self._config.run.seed, episode.row, episode.epoch),
         }
         self._send(job)
-        return program
 
     def _end(self, line: dict[str, Any]) -> None:
         """Take how a program ended."""
         program = self._by_id.get(line["id"])
         if program is None:
             return  # it was dropped
+        program.has_ended = True
         if "error" in line:
             self._fail(program, line["error"])
-            return
-        program.has_ended, program.value = True, line["value"]
-        self._go_on(program)
+        elif not program.known:
+            self._fail(program, "ended without a call that the policy answered")
+        else:
+            program.value = line["value"]
+            self._say(program, Answered(program.id, None, self._figures(program)))
 
     def _fail(self, program: _Program, why: str) -> None:
         """End a program with an error, which is no reward (law 6)."""
-        if not program.has_ended:
-            program.has_ended = True
-            self._send({"id": program.id, "kill": True})
-        program.error = program.error or f"the agent of {program.task.episode.key} {why}"
-        self._go_on(program)
+        key = program.episode.key
+        self._forget(key)
+        task = self._say(program, None)
+        task.error = f"the agent of {key} {why}"
 
     def _forget(self, key: str) -> None:
         program = self._programs.pop(key)
@@ -302,32 +311,45 @@ class Agents:
             if call.answer is None:
                 self._answer(call, gone)
 
-    def _deadline(self, program: _Program) -> float:
-        """Return when a program that has to call next is given up."""
-        if not program.is_waited_for:
-            return math.inf
-        return program.waits_since + self._config.environment.timeout
-
-    def _go_on(self, program: _Program) -> None:
-        """Finish the task that waits for a program, if that has called or ended."""
-        task = program.task
-        if not program.is_waited_for:
-            return
-        seconds = time.monotonic() - program.waits_since
-        figures = TurnFigures(seconds, *program.tool_calls)
-        if program.error is not None:
-            task.error = program.error
-        elif program.has_ended and not program.num_turns:
-            task.error = f"the agent of {task.episode.key} ended without a call to the policy"
-        elif not program.has_ended and not program.queue:
-            return
-        elif not program.has_ended:
-            task.asked = program.current = program.queue.popleft()
-        task.result = None if task.error else Answered(program.id, None, figures)
-        program.is_waited_for = False
+    def _say(self, program: _Program, what: Called | Left | Answered | None) -> AgentTask:
+        task = AgentTask(program.episode, "answer", program.room, program.last_heard, result=what)
         self._finished.append(task)
-        if task.error is not None:
-            self._forget(task.episode.key)
+        return task
+
+    def _figures(self, program: _Program) -> TurnFigures:
+        """Return what the program did since it was last heard of."""
+        seconds, calls = time.monotonic() - program.last_heard, program.tool_calls
+        program.tool_calls = 0, 0
+        return TurnFigures(seconds, *calls)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def _deadlines(self, program: _Program) -> Iterator[tuple[float, str, _Call | None]]:
+        """Yield when a program is given up, and why, and when a call of it is."""
+        if program.has_ended:
+            return
+        limits, seconds = self._config.environment, "{} = {:g} seconds"
+        whole = seconds.format("environment.agent_timeout", limits.agent_timeout)
+        yield program.began + limits.agent_timeout, f"took longer than {whole}", None
+        if not program.asked:
+            idle = seconds.format("environment.idle_timeout", limits.idle_timeout)
+            yield program.last_heard + limits.idle_timeout, f"made no call for {idle}", None
+        for call in program.calls:
+            if call.left_at < math.inf:
+                yield call.left_at + RETRY_SECONDS, "", call
+
+    def _check_time(self, program: _Program, now: float) -> None:
+        for at, why, call in list(self._deadlines(program)):
+            if at > now:
+                continue
+            if call is None:
+                self._fail(program, why)
+                return
+            program.calls.remove(call)
+            for number in [each for each, turn in call.turns.items() if turn is None]:
+                del program.asked[number]
+                self._say(program, Left(number)).submitted = now
+            program.last_heard = now
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -335,6 +357,7 @@ class Agents:
         """Take a request, or that its client is gone."""
         _, _, token, rest = [*request.path.split("/", 3), "", "", ""][:4]
         path, program = f"/{rest}", self._by_token.get(token)
+        path = path.replace("/v1/v1/", "/v1/")  # Anthropic's clients add a /v1 to the base URL
         if request.body is None:
             if program is not None:
                 self._leave(program, request.number)
@@ -343,7 +366,7 @@ class Agents:
             if program is None or program.has_ended:
                 raise BadRequest("there is no such episode, or it has ended", status=404)
             if path == "/v1/models" and request.method == "GET":
-                room = program.task.room + self._most(program.task)
+                room = program.room + self._most(program)
                 body = msgspec.json.encode(models(MODEL, room))
                 self._server.answer(request.number, HttpAnswer(200, body))
                 return
@@ -355,77 +378,62 @@ class Agents:
             self._server.answer(request.number, _refused(path, error))
 
     def _leave(self, program: _Program, number: int) -> None:
-        """Take that a client is gone: its call is forgotten, unless its turn has begun."""
+        """Take that a client is gone. Its call waits a while for another."""
         for call in program.calls:
-            if number in call.numbers:
-                call.numbers.remove(number)
-                if call in program.queue and not (call.numbers or call.turns):
-                    program.queue.remove(call)
-                    program.calls.remove(call)
-                    program.num_turns -= call.call.n
+            if number in call.requests:
+                call.requests.remove(number)
+                if not call.requests and call.answer is None:
+                    call.left_at = time.monotonic()
                 return
 
     def _call(self, program: _Program, path: str, request: HttpRequest) -> None:
-        """Queue a call, or attach its client to one that it has made before. Raises
-        `BadRequest`."""
+        """Have the policy answer a call, or attach its client to one that it has made before.
+        Raises `BadRequest`."""
         assert request.body is not None
         again = [call for call in program.calls if (call.path, call.body) == (path, request.body)]
-        again = [call for call in again if request.is_retry or not call.numbers]
+        again = [call for call in again if request.is_retry or not call.requests]
         if again:
-            again.sort(key=lambda call: len(call.numbers))
-            again[0].numbers.append(request.number)
-            if again[0].answer is not None:
-                self._server.answer(request.number, again[0].answer)
+            earlier = min(again, key=lambda call: len(call.requests))
+            earlier.requests.append(request.number)
+            earlier.left_at = math.inf
+            if earlier.answer is not None:
+                self._server.answer(request.number, earlier.answer)
             return
-        call, task = read(path, request.body), program.task
+        call = read(path, request.body)
         self._conversations.check(call)
         asking = self._conversations.asking(call, program.known)
-        limit = self._conversations.limit(call, asking, self._most(task))
-        if asking.num_prompt > task.room or limit < 1:
-            raise too_long(path, len(asking.ids), task.room + self._most(task))
+        limit = self._conversations.limit(call, asking, self._most(program))
+        if asking.num_prompt > program.room or limit < 1:
+            raise too_long(path, len(asking.ids), program.room + self._most(program))
         most = self._config.environment.max_turns
         if program.num_turns + call.n > most:
             self._fail(program, f"made more calls than environment.max_turns = {most}")
             raise BadRequest(f"there are {most} turns in an episode", status=429)
-        program.num_turns += call.n
         made = _Call(path, request.body, call, asking, limit, [request.number])
         program.calls.append(made)
-        program.queue.append(made)
-        self._go_on(program)
-
-    def _deliver(self, program: _Program, task: AgentTask) -> None:
-        """Give the policy's turn to the call that it answers."""
-        made, conversations = program.current, self._conversations
-        assert made is not None, f"nothing was asked in {task.episode.key}"
-        parts = [*task.episode.turns, *task.episode.observed]
-        tokens, end = task.episode.turns[-1], sum(map(len, parts))
-        turn, calls = conversations.turn(
-            made.call, made.asking, tokens, task.logprobs, end=end, limit=made.limit
-        )
-        program.current = None
-        program.known.append(conversations.answered(made.call, made.asking, turn, end))
-        program.tool_calls = len(calls), sum(bool(each.error) for each in calls)
-        made.turns.append(turn)
-        if len(made.turns) < made.call.n:
-            program.queue.appendleft(made)
-            return
-        created = int(time.time())
-        if made.call.stream:
-            body = b"".join(chunks(made.call, made.turns, created=created))
-            self._answer(made, HttpAnswer(200, body, "text/event-stream"))
-        else:
-            body = msgspec.json.encode(answer(made.call, made.turns, created=created))
-            self._answer(made, HttpAnswer(200, body))
+        for number in range(program.num_turns, program.num_turns + call.n):
+            made.turns[number], program.asked[number] = None, made
+            about = asking.new, asking.follows, call.max_tokens
+            self._say(program, Called(number, *about, self._figures(program)))
+            program.last_heard = time.monotonic()
+        program.num_turns += call.n
 
     def _answer(self, call: _Call, answer: HttpAnswer) -> None:
-        call.answer = answer
-        for number in call.numbers:
+        call.answer, call.left_at = answer, math.inf
+        for number in call.requests:
             self._server.answer(number, answer)
 
-    def _most(self, task: AgentTask) -> int:
+    def _most(self, program: _Program) -> int:
         """Return the most tokens after a prompt."""
-        config = self._configs.get(task.episode.suite, self._config)
+        config = self._configs.get(program.episode.suite, self._config)
         return config.rollout.max_completion_length
+
+
+def _answered(call: ModelCall, turns: list[ModelTurn]) -> HttpAnswer:
+    created = int(time.time())
+    if call.stream:
+        return HttpAnswer(200, b"".join(chunks(call, turns, created=created)), "text/event-stream")
+    return HttpAnswer(200, msgspec.json.encode(answer(call, turns, created=created)))
 
 
 def _refused(path: str, error: BadRequest) -> HttpAnswer:

@@ -68,8 +68,7 @@ class EpisodeTask(Task):
         self._wants, self._room = wants, room
         self._max_turns = kind.config.environment.max_turns
         self.stays = wants != "reward"
-        self.follows = self.max_turn_tokens = None  # of agents; see `agents.AgentTask`
-        self.is_lost, self.logprobs = False, list[float]()
+        self.is_lost = False  # as only agents are
         self._num_answered = 0  # turns that the environment has answered
         self._doing = "reset"
 

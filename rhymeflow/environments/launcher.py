@@ -82,23 +82,25 @@ def loaded(spec: str) -> Callable[[Job, str], Any]:
 
 
 def commanded(command: list[str]) -> Callable[[Job, str], Any]:
-    """Return what becomes the command: the row is its standard input, as JSON; the address, the
-    seed and the file for a reward are in its environment."""
+    """Return what becomes the command: the row is its standard input, as JSON; the seed and the
+    file for a reward are in its environment."""
 
     def execute(job: Job, reward: str) -> Any:
         with tempfile.TemporaryFile(dir=os.path.dirname(reward)) as file:
             file.write(json.dumps(job["row"]).encode())
             file.seek(0)
             os.dup2(file.fileno(), 0)
-        os.environ.update(
-            OPENAI_BASE_URL=job["base_url"],
-            OPENAI_API_KEY="none",
-            RHYMEFLOW_SEED=str(job["seed"]),
-            RHYMEFLOW_REWARD=reward,
-        )
+        os.environ.update(RHYMEFLOW_SEED=str(job["seed"]), RHYMEFLOW_REWARD=reward)
         os.execvp(command[0], command)
 
     return execute
+
+
+def clients(base_url: str) -> dict[str, str]:
+    """Return variables by which OpenAI's and Anthropic's clients know where the policy is."""
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), "none")
+    anthropic = base_url[: -len("/v1")]  # its clients append that
+    return {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": anthropic, **keys}
 
 
 def checked(value: Any) -> float | None:
@@ -174,6 +176,7 @@ class Launcher:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(2, 1)  # what it prints goes to the log
+            os.environ.update(clients(job["base_url"]))
             said = {"value": checked(self._program(job, self._reward_file(job["id"])))}
         except BaseException as error:  # noqa: BLE001 - a program may raise anything
             traceback.print_exc()

@@ -6,7 +6,7 @@ every request except `Close` is `Begun`, followed by a `Reply`, `Failure` or `La
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,6 +77,22 @@ class Rewarded(PoolMessage):
     """The reward, or None if the environment gives none."""
 
     value: float | None
+
+
+class Called(NamedTuple):
+    """A call of an agent's program; see `workers.messages.CallMade`."""
+
+    number: int
+    tokens: list[int]
+    follows: int
+    max_tokens: int | None
+    figures: TurnFigures
+
+
+class Left(NamedTuple):
+    """Nobody waits for the answer to a call any more."""
+
+    number: int
 
 
 Question = Open | Step | GiveReward | Close

@@ -31,8 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.models.lora import versioned
 from rhymeflow.utils import progress
-
-LOOPBACK = "127.0.0.1"
+from rhymeflow.utils.objects import LOOPBACK
 
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address of a network interface."""

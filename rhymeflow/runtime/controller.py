@@ -27,6 +27,7 @@ from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.runtime.joining import FirstInstances
+from rhymeflow.runtime.programs import Programs
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past, ask_again, restore
 from rhymeflow.runtime.rewards import Rewards
@@ -89,7 +90,7 @@ class Controller:
         self.log = EventLog(config, store, past, self.in_flight, self.training)
         self.evaluations = Evaluations(suites, self.in_flight, store)
         self.rewards = Rewards(config, supervisor, store, self.in_flight, reporter, published)
-        self.environments = Environments(
+        self.environments = (Programs if has_agent else Environments)(
             config, supervisor, self.in_flight, self.rewards, reporter.throughput
         )
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
@@ -198,6 +199,7 @@ class Controller:
                 self._from_learner(message)
             case "rollout":
                 self._events += self._from_instance(worker, message)
+                self._take(self.environments.due())
             case "reward":
                 self._take(self.rewards.take(message))
             case "environment":
@@ -222,8 +224,10 @@ class Controller:
                         throughput.add(part)
             case events.TrajectoryFinished() | events.TurnEnded() | events.TrajectoryInterrupted():
                 if message.trajectory in self.in_flight:
-                    self._stopped(message)
-                    yield message
+                    yield self.environments.stopped(message)
+            case messages.CallEnded():
+                if message.trajectory in self.in_flight:
+                    self.environments.call_ended(message)
             case messages.Envelope(events.Pulled() as pulled, seconds):
                 throughput.pull_seconds.append(seconds)
                 self._pulling.discard(name)
@@ -242,18 +246,6 @@ class Controller:
             self._snapshots[event.instance] = None
             self.reporter.begin_training()
             yield event
-
-    def _stopped(
-        self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
-    ) -> None:
-        """Store a response that its instance has stopped generating, and request what follows."""
-        if isinstance(event, events.TrajectoryFinished):
-            length = self.environments.finished(event.trajectory, event.reason)
-        else:
-            length = self.in_flight.seal(event.trajectory)
-        assert length == event.length, (event, length)
-        if isinstance(event, events.TurnEnded):
-            self.environments.turn_ended(event.trajectory)
 
     def _take(self, incoming: Iterable[Event | NotOpened]) -> None:
         """Pass events to the evaluations, and to the log if they are the coordinator's."""
@@ -396,8 +388,10 @@ class Controller:
             return  # it is gone, which the coordinator is about to learn
         match command:
             case commands.Route():  # the tokens so far may be another instance's
-                continuation = self.in_flight.continuation(command.trajectory, command.version)
-                worker.send(messages.Envelope(command, continuation))
+                first, *others = self.environments.continuations(command)
+                worker.send(messages.Envelope(command, first))
+                for call in others:
+                    worker.send(messages.AskPolicy(command.trajectory, call))
             case commands.Evaluate():
                 worker.send(command)
                 keeps_version = command.instance not in self._pulling

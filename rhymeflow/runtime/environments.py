@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rhymeflow.config import Config
 from rhymeflow.core import events
+from rhymeflow.core.commands import Route
 from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.types import FinishReason, GroupId, SuiteName, TrajectoryId
 from rhymeflow.environments.episode import Episode
@@ -30,9 +31,14 @@ REPLIES: Mapping[str, type[Reply]] = {
 }
 """The reply to each kind of request, unless the environment fails."""
 
+Stopped = events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
+"""What an instance says that has stopped generating a response."""
+
 
 class Environments:
     """Sends requests to the environment worker, and turns its replies into events."""
+
+    has_agent = False
 
     def __init__(
         self,
@@ -50,7 +56,6 @@ class Environments:
         self._configs: dict[SuiteName, Config] = {RUN: config} | {
             suite.name: suite.config for suite in of_run(config)
         }
-        self.has_agent = config.environment.agent is not None
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
         """Requests without a reply yet, by key; each with the response or prompt it is for."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
@@ -81,6 +86,30 @@ class Environments:
 
     # -- responses ----------------------------------------------------------------------------
 
+    def continuations(self, route: Route) -> list[messages.Continuation]:
+        """Return what the instance needs to continue a response."""
+        return [self._in_flight.continuation(route.trajectory)]
+
+    def stopped(self, event: Stopped) -> Stopped:
+        """Store a response that its instance has stopped generating, and request what follows.
+        Return the event as the coordinator gets it."""
+        if isinstance(event, events.TrajectoryFinished):
+            length = self.finished(event.trajectory, event.reason)
+        else:
+            length = self._in_flight.seal(event.trajectory)
+        assert length == event.length, (event, length)
+        if isinstance(event, events.TurnEnded):
+            self.turn_ended(event.trajectory)
+        return event
+
+    def call_ended(self, message: messages.CallEnded) -> None:
+        """Take that an agent's call is answered."""
+        raise AssertionError("there is no agent")
+
+    def due(self) -> Iterable[Event | NotOpened]:
+        """Return the events that follow from what instances have said."""
+        return ()
+
     def turn_ended(self, trajectory: TrajectoryId) -> None:
         """Request the observation that follows the policy's last turn, whose tokens are stored."""
         group = self._in_flight[trajectory.group]
@@ -89,10 +118,7 @@ class Environments:
         episode, length = self._episode(trajectory)
         config = self._config(trajectory)
         room = config.rollout.max_completion_length - length - 1  # one token for the next turn
-        if self.has_agent:
-            room = self._in_flight.longest_prompt(group.drawn.suite)
-        logprobs = group.logprobs.get(trajectory.member, [])
-        self._ask(trajectory, messages.AskEnvironment(episode, "answer", room, logprobs))
+        self._ask(trajectory, messages.AskEnvironment(episode, "answer", room))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
         """Store that a response is complete and have it rewarded; return its length in tokens."""
@@ -165,8 +191,7 @@ class Environments:
             self.finished(trajectory, answer)
             yield events.EpisodeEnded(trajectory, message.turn, answer, *costs)
             return
-        about = message.follows, message.max_turn_tokens
-        length = self._in_flight.observe(trajectory, answer, *about)
+        length = self._in_flight.observe(trajectory, answer)
         yield events.Observed(trajectory, message.turn, length, *costs)
 
     def _failed(

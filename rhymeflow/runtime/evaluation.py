@@ -163,8 +163,7 @@ class Evaluations:
 
     def _judged_answer(self, trajectory: TrajectoryId, reward: float) -> JudgedAnswer:
         suite, group = self._of(trajectory).suite, self._in_flight[trajectory.group]
-        observations = self._in_flight.observations(trajectory)
-        num_observed = sum(end - start for start, end in observations)
+        num_observed = self._in_flight.num_observed(trajectory)
         num_sampled = self._in_flight.num_stored(trajectory) - num_observed
         vote = vote_of(group.last_turns[trajectory.member], suite.section.answer_pattern)
         return JudgedAnswer(reward, num_sampled, group.reasons[trajectory.member] in CUT, vote)
@@ -197,9 +196,7 @@ class Evaluations:
         for member in range(evaluation.suite.n):
             trajectory = TrajectoryId(group_id, member)
             is_over = member in group.reasons or (row, member) in evaluation.judged
-            num_answered = len(self._in_flight.observations(trajectory))
-            is_waiting = group.turns_ended.get(member, 0) > num_answered
-            if not is_over and not is_waiting:
+            if not is_over and not self._in_flight.waits_for_environment(trajectory):
                 yield self._route(evaluation.instance, trajectory)
 
     def _route(self, instance: InstanceId, trajectory: TrajectoryId) -> Route:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,9 +30,9 @@ from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.store.branches import Asked, stretches
+from rhymeflow.runtime.agent_calls import AgentCalls
 from rhymeflow.suites.suite import RUN, SuitePrompts
-from rhymeflow.workers.messages import Continuation, Part
+from rhymeflow.workers.messages import AnswerCall, Continuation, Part
 
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -96,14 +95,8 @@ class GroupInFlight:
     """The version that generated a member's last stored token."""
     observations: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """The start and end, in tokens, of each observation in a member's response."""
-    calls: dict[int, list[Asked]] = field(default_factory=dict)
-    """Of an agent: the calls among each member's observations."""
-    max_turn_tokens: dict[int, int | None] = field(default_factory=dict)
-    """Of an agent: the most tokens that each member's last call asks for."""
-    logprobs: dict[int, list[float]] = field(default_factory=dict)
-    """Of an agent: those of the stored tokens of each member's last turn."""
-    v_traj: dict[int, Version] = field(default_factory=dict)
-    """Of an agent: the version of each member's first route."""
+    calls: dict[int, AgentCalls] = field(default_factory=dict)
+    """Of an agent: each member's, once it was routed."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """How many of the policy's turns have ended, for members with turns."""
     reasons: dict[int, FinishReason] = field(default_factory=dict)  # of complete members
@@ -283,6 +276,11 @@ class InFlight:
         """Take the next tokens of a response; those of one that is over are dropped."""
         if part.trajectory not in self:
             return
+        if self._has_agent:
+            call = self.calls(part.trajectory).running.get(part.branch)
+            if call is not None:
+                call.take(instance, part)
+            return
         open_members, member = self._groups[part.trajectory.group].open, part.trajectory.member
         if member in open_members and open_members[member].parts[0].version != part.version:
             self.seal(part.trajectory)
@@ -299,55 +297,59 @@ class InFlight:
         """Store a response's open parts as a segment; return its length in tokens."""
         group, member = self._groups[trajectory.group], trajectory.member
         if member in group.open:
-            instance, parts = group.open.pop(member)
-            tokens = list(chain.from_iterable(part.tokens for part in parts))
-            self._store.put_segment(
-                trajectory,
-                start=parts[0].start,
-                version=parts[0].version,
-                instance=instance,
-                steps=sum(part.steps for part in parts),
-                drafted=sum(part.drafted for part in parts),
-                tokens=tokens,
-                logprobs=list(chain.from_iterable(part.logprobs for part in parts)),
-                accepted=b"".join(part.accepted for part in parts) or None,
-            )
-            group.stored.setdefault(member, array("i")).extend(tokens)
-            group.versions[member] = parts[0].version
-            if self._has_agent:
-                logprobs = chain.from_iterable(part.logprobs for part in parts)
-                group.logprobs.setdefault(member, []).extend(logprobs)
+            self._put(trajectory, *group.open.pop(member))
         return self.num_stored(trajectory)
 
+    def _put(self, trajectory: TrajectoryId, instance: InstanceId, parts: list[Part]) -> None:
+        """Store parts of one instance and version as the response's next segment."""
+        group, member = self._groups[trajectory.group], trajectory.member
+        tokens = list(chain.from_iterable(part.tokens for part in parts))
+        self._store.put_segment(
+            trajectory,
+            start=self.num_stored(trajectory),
+            version=parts[0].version,
+            instance=instance,
+            steps=sum(part.steps for part in parts),
+            drafted=sum(part.drafted for part in parts),
+            tokens=tokens,
+            logprobs=list(chain.from_iterable(part.logprobs for part in parts)),
+            accepted=b"".join(part.accepted for part in parts) or None,
+        )
+        group.stored.setdefault(member, array("i")).extend(tokens)
+        group.versions[member] = parts[0].version
+
     def observe(
-        self,
-        trajectory: TrajectoryId,
-        tokens: list[int],
-        follows: int | None = None,
-        max_turn_tokens: int | None = None,
+        self, trajectory: TrajectoryId, tokens: list[int], follows: int | None = None
     ) -> int:
-        """Store an environment's observation; return the response's length in tokens. `follows` and
-        `max_turn_tokens` are an agent's; see `TurnAnswered`."""
+        """Store an environment's observation, or an agent's call that `follows` a turn; return the
+        response's length in tokens."""
         group, member = self._groups[trajectory.group], trajectory.member
         assert member not in group.open, f"{trajectory} is being generated"
         stored, version = group.stored.setdefault(member, array("i")), group.versions.get(member)
         if version is None:  # nothing is before an agent's first call
-            version = group.v_traj[member]
+            version = group.calls[member].v_traj
         start = len(stored)
         self._store.put_observed(
             trajectory, start=start, version=version, tokens=tokens, follows=follows
         )
         stored.extend(tokens)
         group.observations.setdefault(member, []).append((start, len(stored)))
-        if follows is not None:
-            group.calls.setdefault(member, []).append(Asked(start, len(stored), follows))
-            group.max_turn_tokens[member] = max_turn_tokens
-            group.logprobs.pop(member, None)
         return len(stored)
+
+    def num_observed(self, trajectory: TrajectoryId) -> int:
+        """Return how many of a response's tokens are observations."""
+        return sum(end - start for start, end in self.observations(trajectory))
 
     def observations(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
         """Return the start and end, in tokens, of each observation in a response."""
         return self._groups[trajectory.group].observations.get(trajectory.member, [])
+
+    def waits_for_environment(self, trajectory: TrajectoryId) -> bool:
+        """Whether the policy's last turn is not answered."""
+        group, member = self._groups[trajectory.group], trajectory.member
+        if self._has_agent:
+            return member in group.calls and group.calls[member].is_waited_for
+        return self.turns_ended(trajectory) > len(self.observations(trajectory))
 
     def turns_ended(self, trajectory: TrajectoryId) -> int:
         """Return how many of the policy's turns have ended."""
@@ -362,7 +364,12 @@ class InFlight:
         return length
 
     def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
-        """Store the open parts of all responses, or of one instance's; return their lengths."""
+        """Store the open parts of all responses, or of one instance's; return their lengths. An
+        agent's calls enter a response once they are answered; one instance's are nowhere now."""
+        for group in self._groups.values():
+            for calls in group.calls.values():
+                if calls.instance == instance:
+                    calls.instance = None
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
@@ -378,12 +385,9 @@ class InFlight:
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
 
-    def continuation(self, trajectory: TrajectoryId, version: Version) -> Continuation:
-        """Return what an instance needs to continue a response that is routed at `version`."""
+    def continuation(self, trajectory: TrajectoryId) -> Continuation:
+        """Return what an instance needs to continue a response."""
         group, observations = self._groups[trajectory.group], self.observations(trajectory)
-        if self._has_agent:
-            group.v_traj.setdefault(trajectory.member, version)
-            return self._call(trajectory)
         return Continuation(
             row=group.drawn.prompt.row,
             epoch=group.drawn.epoch,
@@ -394,48 +398,41 @@ class InFlight:
             suite=group.drawn.suite,
         )
 
-    def _call(self, trajectory: TrajectoryId) -> Continuation:
-        """Return what an instance needs to answer an agent's last call, if there is one."""
-        group, member = self._groups[trajectory.group], trajectory.member
-        drawn, calls = group.drawn, group.calls.get(member, [])
-        origin = drawn.prompt.row, drawn.epoch
-        if not calls:
-            return Continuation(*origin, [], [], suite=drawn.suite)
-        tokens, last = self.tokens(trajectory), calls[-1]
-        asked = [_joined(tokens, stretches(calls, call.end)) for call in calls]
-        whole = asked[-1] + tokens[last.end :]
-        first, _ = stretches(calls, last.end)[0]
-        num_prompt = next(call.end for call in calls if call.start == first) - first
-        return Continuation(
-            *origin,
-            prompt_ids=whole[:num_prompt],
-            tokens=whole[num_prompt:],
-            turn=len(calls) + 1,
-            turn_start=len(asked[-1]) - num_prompt,
-            suite=drawn.suite,
-            before=len(tokens) - (len(whole) - num_prompt),
-            max_turn_tokens=group.max_turn_tokens.get(member),
-            row_prompt=group.prompt_ids,
-            noise=_noise(member, asked[-1], asked[:-1].count(asked[-1])),
-        )
+    # -- an agent's calls --------------------------------------------------------------------
+
+    def routed(self, trajectory: TrajectoryId, version: Version) -> AgentCalls:
+        """Return the calls of a response that is routed at `version`."""
+        calls = self._groups[trajectory.group].calls
+        return calls.setdefault(trajectory.member, AgentCalls(version))
+
+    def calls(self, trajectory: TrajectoryId) -> AgentCalls:
+        """Return the calls of a response that was routed."""
+        return self._groups[trajectory.group].calls[trajectory.member]
+
+    def end_call(self, trajectory: TrajectoryId, branch: int) -> AnswerCall | None:
+        """Store a call with the turn that answers it; None: it was dropped, or nothing was said."""
+        calls = self.calls(trajectory)
+        call = calls.running.get(branch)
+        if call is None or not call.parts:
+            return None
+        start = self.num_stored(trajectory)
+        self.observe(trajectory, call.made.tokens, call.made.follows)
+        for instance, parts in call.segments():
+            self._put(trajectory, instance, parts)
+        end = self.num_stored(trajectory)
+        calls.end(branch, start, end)
+        logprobs = [each for _, part in call.parts for each in part.logprobs]
+        return AnswerCall(self.name(trajectory), call.made.number, call.said, logprobs, end)
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """Store what there is of a response that is no longer needed."""
         if trajectory in self:
             self.seal(trajectory)
+            calls = self._groups[trajectory.group].calls.get(trajectory.member)
+            for branch in [*calls.running] if calls else []:
+                self.end_call(trajectory, branch)
             self._groups[trajectory.group].aborted.add(trajectory.member)
 
     def num_stored(self, trajectory: TrajectoryId) -> int:
         """Return how many of a response's tokens are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))
-
-
-def _joined(tokens: list[int], parts: list[tuple[int, int]]) -> list[int]:
-    return [token for start, end in parts for token in tokens[start:end]]
-
-
-def _noise(member: int, asked: list[int], times: int) -> int:
-    """Return what tells the noise of an agent's turn from that of others: it does not depend on the
-    order in which calls arrive (law 3). The prompt `asked` was asked `times` before."""
-    key = b"%d %d %s" % (member, times, array("i", asked).tobytes())
-    return int.from_bytes(blake2b(key, digest_size=7).digest())

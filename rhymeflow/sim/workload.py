@@ -281,13 +281,17 @@ def _recorded_observations(
     """Return the environments' observations by (group, member), in order."""
     ends: dict[tuple[int, int], int] = {}  # tokens of each response when its last turn ended
     observations: dict[tuple[int, int], list[Observation]] = {}
-    for kind, group, member, length, seconds in reader.query(
+    for kind, group, member, length, seconds, called in reader.query(
         "SELECT kind, json_extract(body, '$.trajectory[0]'), json_extract(body, '$.trajectory[1]'),"
-        " json_extract(body, '$.length'), json_extract(body, '$.seconds') FROM events"
+        " json_extract(body, '$.length'), json_extract(body, '$.seconds'),"
+        " json_extract(body, '$.observed') FROM events"
         " WHERE kind IN ('TurnEnded', 'Observed') ORDER BY seq"
     ):
         if kind == "TurnEnded":
             ends[group, member] = length
+            if called:  # an agent's calls, which are in the response once they are answered
+                last = observations[group, member].pop()
+                observations[group, member].append(last._replace(tokens=last.tokens + called))
             continue
         earlier = observations.setdefault((group, member), [])
         tokens = length - ends[group, member]

@@ -49,6 +49,8 @@ class Objects(Protocol):
         if that process is gone."""
 
 
+LOOPBACK = "127.0.0.1"
+
 _here: Objects | None = None
 
 
@@ -62,6 +64,11 @@ def here() -> Objects:
     """Return this process's implementation."""
     assert _here is not None, "this process shares no objects"
     return _here
+
+
+def address() -> str:
+    """Return this node's address for the run's other processes: loopback on a single machine."""
+    return _here.address if _here is not None else LOOPBACK
 
 
 def are_shared() -> bool:

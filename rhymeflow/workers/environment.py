@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rhymeflow.config import Config
+from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.environments.episodes import Episodes, EpisodeTask
-from rhymeflow.environments.messages import Answered, Opened, Rewarded
+from rhymeflow.environments.messages import Answered, Called, Left, Opened, Rewarded
 from rhymeflow.environments.template import load_settled
 from rhymeflow.pool import Pool, Refused
 from rhymeflow.suites.suite import environment_sections
+from rhymeflow.utils import objects
 from rhymeflow.utils.process import output_path
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
@@ -36,7 +38,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     if config.environment.agent is not None:
         from rhymeflow.environments.agents import Agents  # imports an HTTP server
 
-        episodes = pool = Agents(config, tokenizer, output_path())
+        episodes = pool = Agents(config, tokenizer, output_path(), objects.address())
     else:
         episodes = Episodes(config, environment_sections(config), tokenizer)
         pool = episodes.pool(output_path())
@@ -64,10 +66,11 @@ class EnvironmentWorker(UserCodeWorker):
 
     def _take(self, message: Message) -> None:
         match message:
-            case messages.AskEnvironment(episode, wants, room, logprobs):
-                task = self._episodes.task(episode, wants, room)
-                task.logprobs = logprobs
-                self._submit(task)
+            case messages.AskEnvironment(episode, wants, room):
+                self._submit(self._episodes.task(episode, wants, room))
+            case messages.AnswerCall():
+                assert not isinstance(self._episodes, Episodes), "there is no agent"
+                self._episodes.answer(*msgspec.structs.astuple(message))
             case messages.CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
@@ -85,14 +88,22 @@ class EnvironmentWorker(UserCodeWorker):
                 return messages.EpisodeJudged(
                     key, {} if value is None else {task.environment: value}
                 )
+            case Called(number, tokens, follows, most, figures):
+                about = number, tokens, follows, most
+                return messages.CallMade(key, *about, self._scaled(figures))
+            case Left(number):
+                return messages.CallLeft(key, number)
             case Answered(figures=figures):
-                seconds = max(figures.seconds, self.latency) * self._scale
-                figures = msgspec.structs.replace(figures, seconds=seconds)
                 try:
-                    observed, most = task.observed(), task.max_turn_tokens
-                    return messages.TurnAnswered(key, turn, observed, figures, task.follows, most)
+                    observed = task.observed()
+                    return messages.TurnAnswered(key, turn, observed, self._scaled(figures))
                 except Refused as error:
                     self._pool.drop([key])
                     return messages.EpisodeFailed(key, turn, str(error))
         assert task.error is not None
         return messages.EpisodeFailed(key, turn, task.error, task.is_lost)
+
+    def _scaled(self, figures: TurnFigures) -> TurnFigures:
+        """Return figures with the run's seconds."""
+        seconds = max(figures.seconds, self.latency) * self._scale
+        return msgspec.structs.replace(figures, seconds=seconds)

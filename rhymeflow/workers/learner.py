@@ -25,7 +25,6 @@ from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import (
     ALONE,
-    LOOPBACK,
     MeetingPlace,
     Ranks,
     address_of,
@@ -95,8 +94,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     if count == 1:
         serve(connection, config, run_dir, 0, None)
         return
-    host = LOOPBACK if config.runtime == "local" else objects.here().address
-    place = meeting_place(count, host=host)
+    place = meeting_place(count, host=objects.address())
     send(connection, RanksMeet(address_of(place)))
     serve(connection, config, run_dir, 0, place)
 

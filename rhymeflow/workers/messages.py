@@ -38,8 +38,7 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
     `tokens` of the policy and its environment. The policy's turn `turn`, from 1, began after
     `turn_start` of them. Commands for suites' responses have number 0.
 
-    An agent's response is continued in the sequence that its last call belongs to; before the first
-    there is none, and no prompt."""
+    Of an agent it is one call, in the sequence that this continues; without a prompt it is none."""
 
     row: int
     epoch: int
@@ -48,8 +47,8 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
     turn: int = 1
     turn_start: int = 0
     suite: SuiteName = ""
-    before: int = 0
-    """Tokens of the response that are not of this sequence, its prompt included."""
+    branch: int = 0
+    """Of an agent: the number of the sequence, which has one call at a time."""
     max_turn_tokens: int | None = None
     """Most tokens of this turn; None: as many as the response may have."""
     row_prompt: list[int] | None = None
@@ -160,15 +159,39 @@ class ComputeReward(Message):
     """With environments: the start and end, in tokens, of each observation in each response."""
 
 
+class AskPolicy(Message):
+    """To an instance: another call of an agent's response that it answers calls of. If it answers
+    none any more, it passes this over: the response is routed again."""
+
+    trajectory: TrajectoryId
+    call: Continuation
+
+
+class DropCall(Message):
+    """To an instance: nobody waits for the answer to this call any more."""
+
+    trajectory: TrajectoryId
+    branch: int
+
+
 class AskEnvironment(Message):
     """Request what `wants` says: the opening that follows the prompt, the answer to the last of
-    `episode.turns` (at most `room` tokens), or the reward of the whole episode. For an agent `room`
-    is that of a prompt, and `logprobs` are those of the last turn."""
+    `episode.turns` (at most `room` tokens), or the reward of the whole episode. An agent's program
+    begins with the answer to an empty turn; `room` is then that of a prompt."""
 
     episode: Episode
     wants: Literal["opening", "answer", "reward"]
     room: int = 0
-    logprobs: list[float] = []
+
+
+class AnswerCall(Message):
+    """The policy's answer to an agent's call, a turn that ends at token `end` of the response."""
+
+    key: str
+    number: int
+    tokens: list[int]
+    logprobs: list[float]
+    end: int
 
 
 class CloseEpisodes(Message):
@@ -182,7 +205,8 @@ class CloseEpisodes(Message):
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of a response from position `start` on, generated under `version` in `steps`
-    iterations, in which `drafted` tokens were proposed and verified."""
+    iterations, in which `drafted` tokens were proposed and verified. Of an agent's response they
+    are those of the turn that answers the call in `branch`."""
 
     trajectory: TrajectoryId
     start: int
@@ -193,12 +217,20 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float]
     accepted: bytes = b""
     """With `run.token_details`: per token one byte, 1 if it was drafted, else 0."""
+    branch: int = 0
 
 
 class TokensGenerated(Message):
     """Tokens that were generated since the last such message."""
 
     parts: list[Part]
+
+
+class CallEnded(Message):
+    """The turn that answers an agent's call is over."""
+
+    trajectory: TrajectoryId
+    branch: int
 
 
 class RanksMeet(Message):
@@ -281,16 +313,33 @@ class EpisodeOpened(Message):
 
 
 class TurnAnswered(Message):
-    """The observation after turn `turn`, as token ids, or the reason why the episode has ended."""
+    """The observation after turn `turn`, as token ids, or the reason why the episode has ended. Of
+    an agent only the latter, and the turn is the controller's to say."""
 
     key: str
     turn: int
     answer: list[int] | FinishReason
     figures: TurnFigures
-    follows: int | None = None
-    """Of an agent's call; see `store/branches.py`."""
-    max_turn_tokens: int | None = None
-    """Most tokens of the turn that an agent's call asks for; None: it says nothing."""
+
+
+class CallMade(Message):
+    """An agent's program asks the policy; its calls may be many at once, each with a number. The
+    call adds `tokens` to what the response has up to `follows` (`store/branches.py`)."""
+
+    key: str
+    number: int
+    tokens: list[int]
+    follows: int
+    max_turn_tokens: int | None
+    """Most tokens of the turn; None: it says nothing."""
+    figures: TurnFigures
+
+
+class CallLeft(Message):
+    """The program does not wait for the answer to a call any more."""
+
+    key: str
+    number: int
 
 
 class EpisodeJudged(Message):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,11 @@ from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
+    AskPolicy,
+    CallEnded,
     ConnectWeights,
     Continuation,
+    DropCall,
     Envelope,
     Part,
     Shutdown,
@@ -53,13 +56,14 @@ POLL_SECONDS = 0.01
 
 @dataclass(slots=True)
 class HeldResponse:
-    """A response in the engine, and how much of it the controller has been sent."""
+    """A response in the engine, or an agent's call, and how much of it the controller has been
+    sent."""
 
     request: Request
+    trajectory: TrajectoryId
     turn: int  # of the policy, from 1
     num_sent: int  # tokens
-    before: int = 0  # tokens that an agent's response has beside these
-    has_agent: bool = False
+    branch: int | None = None  # of an agent's call; see `Continuation`
     steps: int = 0  # in which these were generated
     drafted: int = 0  # in these steps
 
@@ -120,7 +124,8 @@ class RolloutInstance:
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
-        self._held: dict[TrajectoryId, HeldResponse] = {}
+        self._held: dict[Hashable, HeldResponse] = {}
+        """By the requests' ids: responses, and agents' calls with their branches."""
         self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
@@ -216,7 +221,9 @@ class RolloutInstance:
             case Interrupt():
                 self._interrupt(message)
             case Abort():
-                self._forget(self.engine.interrupt(message.trajectories))
+                self._forget(self.engine.interrupt(self._requests(message.trajectories)))
+            case AskPolicy() | DropCall():
+                self._change_calls(message)
             case Pull():
                 self._pull(message)
             case Evaluate():
@@ -253,29 +260,46 @@ class RolloutInstance:
             stop_token_ids=self.stop_tokens,
         )
         accepted = bytearray() if self.config.run.token_details else None
-        request = Request(
-            trajectory, message.prompt_ids, noise, sampling, tokens, accepted=accepted
-        )
+        has_agent = config.environment.agent is not None
+        id = (trajectory, message.branch) if has_agent else trajectory
+        request = Request(id, message.prompt_ids, noise, sampling, tokens, accepted=accepted)
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
         request.row_prompt = message.row_prompt
         request.is_urgent = message.suite != RUN  # evaluations come first
-        has_agent = config.environment.agent is not None
-        held = HeldResponse(request, message.turn, len(tokens), message.before, has_agent)
+        branch = message.branch if has_agent else None
+        held = HeldResponse(request, trajectory, message.turn, len(tokens), branch)
         if reason := request.finish_reason():
             # The response is complete: an earlier instance died after it had sent the last token.
             self._send_ended(held, reason)
             return
-        self._held[trajectory] = held
+        self._held[request.id] = held
         self.engine.submit(request)
 
+    def _requests(self, trajectories: Collection[TrajectoryId]) -> list[Hashable]:
+        """Return the ids of these responses' requests: of an agent's, one for each call."""
+        if self.config.environment.agent is None:
+            return [*trajectories]
+        return [id for id, held in self._held.items() if held.trajectory in trajectories]
+
     def _interrupt(self, message: Interrupt) -> None:
-        stopped = self.engine.interrupt(message.trajectories)
+        stopped = self.engine.interrupt(self._requests(message.trajectories))
         self._hand_over(stopped)
-        lengths = [self._held[request.id].before + len(request.tokens) for request in stopped]
+        lengths = {self._held[each.id].trajectory: len(each.tokens) for each in stopped}
         self._forget(stopped)
-        for request, length in zip(stopped, lengths, strict=True):
-            done = events.TrajectoryInterrupted(request.id, self.name, message.number, length)
+        for trajectory, length in lengths.items():
+            done = events.TrajectoryInterrupted(trajectory, self.name, message.number, length)
             send(self.connection, done)
+
+    def _change_calls(self, message: AskPolicy | DropCall) -> None:
+        """Answer another call of an agent's response, or stop the answer to one."""
+        trajectory = message.trajectory
+        if isinstance(message, AskPolicy):
+            if self._requests([trajectory]):
+                self._route(trajectory, message.call)
+            return
+        for request in self.engine.interrupt([(trajectory, message.branch)]):
+            held = self._held.pop(request.id)
+            self._end_turn(held, len(request.tokens))
 
     def _forget(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -316,11 +340,20 @@ class RolloutInstance:
     def _send_ended(self, held: HeldResponse, reason: Literal["stop", "length"]) -> None:
         """Report that a response is complete, or that the policy's turn has ended. An agent goes on
         after a turn that was cut."""
-        key, length = held.request.id, held.before + len(held.request.tokens)
-        if held.request.keeps_cache and (reason == "stop" or held.has_agent):
-            send(self.connection, events.TurnEnded(key, self.name, held.turn, length))
+        key, length = held.trajectory, len(held.request.tokens)
+        if held.branch is not None:
+            send(self.connection, CallEnded(key, held.branch))
+        if held.request.keeps_cache and (reason == "stop" or held.branch is not None):
+            self._end_turn(held, length)
         else:
             send(self.connection, events.TrajectoryFinished(key, self.name, length, reason))
+
+    def _end_turn(self, held: HeldResponse, length: int) -> None:
+        """Report that the policy's turn has ended; an agent's has not while it answers a call. Of
+        an agent, the controller knows the length."""
+        if held.branch is None or not self._requests([held.trajectory]):
+            ended = events.TurnEnded(held.trajectory, self.name, held.turn, length)
+            send(self.connection, ended)
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send the tokens of these responses that were not sent yet."""
@@ -330,14 +363,15 @@ class RolloutInstance:
             start = held.num_sent
             if start < end:
                 part = Part(
-                    request.id,
-                    held.before + start,
+                    held.trajectory,
+                    start if held.branch is None else start - request.turn_start,
                     self.engine.version,
                     request.steps - held.steps,
                     request.drafted - held.drafted,
                     request.tokens[start:],
                     request.logprobs[start - end :],
                     b"" if request.accepted is None else bytes(request.accepted[start - end :]),
+                    held.branch or 0,
                 )
                 parts.append(part)
                 held.num_sent, held.steps, held.drafted = end, request.steps, request.drafted
@@ -355,7 +389,7 @@ class RolloutInstance:
         self._hand_over_all()
         load = self.engine.load()
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
-        waiting = tuple(key for key in load.waiting if key.group >= 0)
+        waiting = self._waiting(load.waiting)
         snapshot = events.Snapshot(
             self.name, carried_out, waiting, load.kv_tokens, load.clock, load.prefill_seconds
         )
@@ -368,3 +402,12 @@ class RolloutInstance:
             load.behind_seconds,
         )
         send(self.connection, Envelope(snapshot, status))
+
+    def _waiting(self, ids: Collection[Hashable]) -> tuple[TrajectoryId, ...]:
+        """Return the responses to train on of which nothing is decoded, but these requests wait."""
+        waiting = dict.fromkeys(self._held[id].trajectory for id in ids)
+        if self.config.environment.agent is not None:
+            waits = {*ids}
+            decoded = {held.trajectory for id, held in self._held.items() if id not in waits}
+            waiting = dict.fromkeys(each for each in waiting if each not in decoded)
+        return tuple(trajectory for trajectory in waiting if trajectory.group >= 0)

@@ -244,6 +244,8 @@ MISTAKES = {
     "two that answer": ("environment: {agent: 'a.py:f', tools: 'x.py:f'}", {}, ["environment.agent: takes the place of environment.classes and environment.tools"]),
     "an agent writes its prompts": ("environment: {agent: [a, b]}", {"data.system_prompt": "be good"}, ["data.system_prompt: has no effect with environment.agent"]),
     "an agent cannot be cut": ("environment: {agent: a b}", {"schedule.on_stuck": "truncate"}, ["schedule.on_stuck = 'truncate': not with environment.agent yet"]),
+    "how long nothing takes": ("environment: {idle_timeout: 9}", {}, ["environment.idle_timeout: has no effect without environment.agent"]),
+    "an agent's own limits": ("environment: {agent: a b, timeout: 9}", {}, ["environment.timeout: has no effect with environment.agent; agent_timeout and idle_timeout have"]),
     "an interpreter of nothing": ("", {"environment.agent_python": "python3"}, ["environment.agent_python: has no effect without environment.agent"]),
 }  # fmt: skip
 

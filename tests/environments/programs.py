@@ -122,6 +122,42 @@ def retries(base_url):
     return float(again["content"])
 
 
+def loses_patience(base_url):
+    """A client that goes away for good, and asks something else."""
+    with contextlib.suppress(TimeoutError):
+        post(base_url, [user("a")], patience=0.3)
+    time.sleep(0.6)
+    return float(ask(base_url, [user("b")])["content"])
+
+
+def official_clients(base_url, row):
+    """The sum of what is said to OpenAI's and Anthropic's clients, and the argument of a call."""
+    import anthropic
+    import openai
+
+    said = [user(row["prompt"])]
+    completions = openai.OpenAI(base_url=base_url).chat.completions
+    first = completions.create(model="policy", messages=said).choices[0].message
+    more = [*said, first, user("go on")]
+    with completions.stream(model="policy", messages=more) as events:
+        second = events.get_final_completion().choices[0].message
+    texts = [first.content, second.content]
+    texts.append(openai.OpenAI().responses.create(model="policy", input="b").output_text)
+    asked = {"model": "policy", "max_tokens": 90, "messages": said}
+    for client in (anthropic.Anthropic(), anthropic.Anthropic(base_url=base_url)):
+        texts.append(client.messages.create(**asked).content[0].text)
+    add = {**ADD["function"]}
+    add["input_schema"] = add.pop("parameters")
+    text, call = anthropic.Anthropic().messages.create(**asked, tools=[add]).content
+    with anthropic.Anthropic().messages.stream(**asked, tools=[add]) as stream:
+        again = stream.get_final_message().content
+    tool = completions.create(model="policy", messages=said, tools=[ADD]).choices[0].message
+    arguments = json.loads(tool.tool_calls[0].function.arguments)
+    if not (text.text == again[0].text and call.input == again[1].input == arguments):
+        raise ValueError(f"{text} {call} {again} {tool}")
+    return sum(map(float, texts)) + arguments["a"] - 35
+
+
 def at_once(base_url, row):
     """Four equal calls at once, and one of n = 2."""
     texts: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,15 +11,19 @@ from typing import Any
 import pytest
 
 from rhymeflow.config import Config
+from rhymeflow.environments.agent_server import AgentServer
 from rhymeflow.environments.agents import Agents, AgentTask
 from rhymeflow.environments.episode import Episode
-from rhymeflow.environments.messages import Rewarded
+from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
 from rhymeflow.store.branches import Asked, stretches
+from rhymeflow.utils import objects
 from rhymeflow.utils.child import descendants
+from rhymeflow.utils.objects import LOOPBACK
 from tests.environments.programs import FILE
 from tests.environments.test_rendering import CHATML, FORGETS, ids, tokenizer
 from tests.refused import refusal
+from tests.weights.shared_objects import sharing
 
 CHAT = tokenizer(CHATML)
 END = "<|im_end|>"
@@ -29,55 +34,73 @@ class Play:
 
     def __init__(self, agents: Agents, tok: Any) -> None:
         self.agents, self.tok = agents, tok
-        self.turns: dict[str, list[list[int]]] = {}
-        self.asked: dict[str, list[Any]] = {}
+        self.rows: dict[str, list[int]] = {}
+        self.asked: dict[str, list[Called]] = {}
+        """In the order of their answers."""
+        self.calls: dict[str, list[Asked]] = {}
+        self.left: list[int] = []
 
     def next(self) -> AgentTask:
-        """The next task that is finished."""
+        """What is said next."""
         until = time.monotonic() + 30
         while not (done := self.agents.poll(time.monotonic())):
             assert time.monotonic() < until
             self.agents.wait(0.1)
-        (task,) = done
-        return task
+        self.agents._finished = [*done[1:], *self.agents._finished]
+        return done[0]
 
-    def send(self, key: str, wants: str, columns: dict[str, Any], room: int = 300) -> None:
-        observed = [each.observed() for each in self.asked[key]]
-        columns = dict(columns)
+    def begin(self, key: str = "3.1", room: int = 300, **columns: Any) -> None:
+        self.rows[key], self.asked[key], self.calls[key] = [], [], []
         prompt = columns.pop("prompt", "begin")
-        episode = Episode(key, 5, 0, prompt, columns, self.turns[key], observed)
-        task = self.agents.task(episode, wants, room)
-        task.logprobs = [-1.0] * len(self.turns[key][-1])
-        self.agents.submit(task)
+        episode = Episode(key, 5, 0, prompt, columns, [[]], [])
+        self.agents.submit(self.agents.task(episode, "answer", room))
 
-    def episode(self, says: Callable[[int], str], key: str = "3.1", room=300, **columns: Any):
-        """Play to the end; return the reward, or the error."""
-        self.turns[key], self.asked[key] = [[]], []
-        self.send(key, "answer", columns, room)
+    def answer(self, called: Called, text: str, key: str = "3.1") -> None:
+        row = self.rows[key]
+        self.calls[key].append(Asked(len(row), len(row) + len(called.tokens), called.follows))
+        self.asked[key].append(called)
+        turn = ids(self.tok, text)
+        row += [*called.tokens, *turn]
+        self.agents.answer(key, called.number, turn, [-1.0] * len(turn), len(row))
+
+    def episode(
+        self,
+        says: Callable[[int], str | None],
+        key: str = "3.1",
+        room: int = 300,
+        at_once: int = 1,
+        **columns: Any,
+    ) -> Any:
+        """Play to the end; return the reward, or the error. So many calls wait before the last of
+        them is answered."""
+        self.begin(key, room, **columns)
+        waiting: list[Called] = []
         while True:
             task = self.next()
             if task.error is not None:
                 return task.error
-            if isinstance(task.result, Rewarded):
-                return task.result.value
-            if task.observed() == "stop":
-                self.send(key, "reward", columns)
-                continue
-            self.asked[key].append(task)
-            self.turns[key].append(ids(self.tok, says(len(self.asked[key]))))
-            self.send(key, "answer", columns, room)
+            match task.result:
+                case Called():
+                    waiting.append(task.result)
+                    while len(waiting) >= at_once:
+                        said = says(len(self.asked[key]) + 1)
+                        called = waiting.pop()
+                        if said is not None:
+                            self.answer(called, said, key)
+                        at_once = max(len(waiting), 1)
+                case Left(number=number):
+                    self.left.append(number)
+                case Answered():
+                    episode = Episode(key, 5, 0, "", columns, [[]], [])
+                    self.agents.submit(self.agents.task(episode, "reward", room))
+                case Rewarded(value=value):
+                    return value
 
     def read(self, key: str = "3.1") -> list[str]:
         """What the policy read before each turn, as text."""
-        row: list[int] = []
-        calls, texts = [], []
-        for asked, turn in zip(self.asked[key], self.turns[key][1:], strict=True):
-            calls.append(Asked(len(row), len(row) + len(asked.observed()), asked.follows))
-            row += asked.observed()
-            parts = stretches(calls, len(row))
-            texts.append(self.tok.decode([t for a, b in parts for t in row[a:b]]))
-            row += turn
-        return texts
+        row, calls = self.rows[key], self.calls[key]
+        parts = [stretches(calls, each.end) for each in calls]
+        return [self.tok.decode([t for a, b in part for t in row[a:b]]) for part in parts]
 
 
 @pytest.fixture
@@ -86,7 +109,7 @@ def playing(tmp_path) -> Iterator[Callable[..., Play]]:
 
     def start(agent: Any, tok: Any = CHAT, **fields: Any) -> Play:
         name = f"{FILE}:{agent}" if isinstance(agent, str) else agent
-        section = {"agent": name, "timeout": 20.0, **fields}
+        section = {"agent": name, "idle_timeout": 20.0, **fields}
         config = Config.model_validate(
             {
                 "environment": section,
@@ -94,7 +117,7 @@ def playing(tmp_path) -> Iterator[Callable[..., Play]]:
                 "rollout": {"max_completion_length": 120},
             }
         )
-        agents = Agents(config, tok, tmp_path / "log")
+        agents = Agents(config, tok, tmp_path / "log", LOOPBACK)
         started.append(agents)
         agents.start()
         return Play(agents, tok)
@@ -119,8 +142,8 @@ def test_a_conversation_goes_on_with_its_own_tokens_and_any_other_begins_anew(pl
     calls = play.asked["3.1"]
     end = len(ids(CHAT, head + f"4 2{END}"))
     assert [each.follows for each in calls] == [0, end, 0, end, 0]
-    assert [each.max_turn_tokens for each in calls] == [None] * 4 + [2]
-    assert calls[0].result.figures.seconds > 0
+    assert [each.max_tokens for each in calls] == [None] * 4 + [2]
+    assert calls[0].figures.seconds > 0
 
 
 def test_what_a_tool_answers_follows_the_call_as_it_was_written(playing):
@@ -135,7 +158,7 @@ def test_what_a_tool_answers_follows_the_call_as_it_was_written(playing):
     )
     assert [each.follows == 0 for each in play.asked["3.1"]] == [True, False, True]
     assert call not in third
-    assert [each.result.figures.calls for each in play.asked["3.1"]] == [0, 1, 0]
+    assert [each.figures.calls for each in play.asked["3.1"]] == [0, 1, 0]
 
 
 def test_a_template_that_forgets_has_sequences_of_its_own(playing):
@@ -146,11 +169,21 @@ def test_a_template_that_forgets_has_sequences_of_its_own(playing):
     assert "so" not in play.read()[1]
 
 
-def test_calls_at_once_are_turns_one_after_the_other(playing):
+def test_calls_at_once_are_asked_at_once(playing):
+    """All four wait before one is answered, in the opposite order."""
     play = playing("at_once")
-    assert play.episode(lambda n: f"{n}{END}", prompt="a") == 6.0
+    assert play.episode(lambda n: f"{n}{END}", at_once=4, prompt="a") == 6.0
     assert len({text for text in play.read()}) == 1
     assert [each.follows for each in play.asked["3.1"]] == [0] * 6
+    assert [each.number for each in play.asked["3.1"]] == [3, 2, 1, 0, 4, 5]
+
+
+def test_a_call_whose_client_has_gone_is_dropped_unless_it_comes_back(playing, monkeypatch):
+    monkeypatch.setattr("rhymeflow.environments.agents.RETRY_SECONDS", 0.2)
+    play = playing("loses_patience")
+    assert play.episode(lambda n: None if n == 1 and not play.left else f"{n}{END}") == 1.0
+    assert play.left == [0]
+    assert [each.number for each in play.asked["3.1"]] == [1]
 
 
 def test_a_client_that_asks_again_gets_the_turn_that_it_asked_for_before(playing):
@@ -160,6 +193,7 @@ def test_a_client_that_asks_again_gets_the_turn_that_it_asked_for_before(playing
 
     play = playing("retries")
     assert play.episode(slowly) == 1.0
+    assert play.left == []
     assert len(play.asked["3.1"]) == 1
 
 
@@ -170,7 +204,7 @@ def test_a_client_that_asks_again_gets_the_turn_that_it_asked_for_before(playing
         ("raise at once", "raised ValueError: not today"),
         ("exit", "ended with exit code 3"),
         ("die", "was killed by SIGKILL"),
-        ("nothing", "ended without a call to the policy"),
+        ("nothing", "ended without a call that the policy answered"),
         ("flood", "made more calls than environment.max_turns = 4"),
         ("text", "raised ValueError: it returned 'good', should be a finite number or None"),
     ],
@@ -181,9 +215,15 @@ def test_what_a_program_does_wrong_is_an_error_and_no_reward(playing, does, said
 
 
 def test_a_program_that_does_not_call_is_given_up(playing):
-    play = playing("misbehaves", timeout=0.5)
+    play = playing("misbehaves", idle_timeout=0.5)
     said = play.episode(lambda n: f"x{END}", does="hang")
-    assert said == "the agent of 3.1 made no call for environment.timeout = 0.5 seconds"
+    assert said == "the agent of 3.1 made no call for environment.idle_timeout = 0.5 seconds"
+
+
+def test_a_program_that_takes_too_long_is_given_up_though_the_policy_is_at_it(playing):
+    play = playing("misbehaves", agent_timeout=0.5, idle_timeout=0.4)
+    said = play.episode(lambda n: None, does="hang")
+    assert said == "the agent of 3.1 took longer than environment.agent_timeout = 0.5 seconds"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +240,7 @@ def test_what_is_not_done_is_refused_by_name(playing, how, said):
     """It is no turn: an episode of such calls alone has none."""
     play = playing("misbehaves")
     told = play.episode(lambda n: f"x{END}", does="asks wrongly", how=how, said=said, room=100)
-    assert told == "the agent of 3.1 ended without a call to the policy"
+    assert told == "the agent of 3.1 ended without a call that the policy answered"
 
 
 def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):
@@ -213,9 +253,8 @@ def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):
 def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(playing):
     play = playing("misbehaves")
     assert play.episode(lambda n: f"x{END}", does="leaves a child") == 1.0
-    play.turns["9.9"], play.asked["9.9"] = [[]], []
-    play.send("9.9", "answer", {"does": "hang"})
-    play.next()
+    play.begin("9.9", does="hang")
+    assert isinstance(play.next().result, Called)
     launcher = play.agents._launcher.pid
     assert len(descendants(launcher)) == 1
     play.agents.drop(["9.9"])
@@ -227,9 +266,9 @@ def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(pla
 
 def test_an_episode_whose_program_is_gone_is_lost(playing):
     play = playing("one")
-    play.turns["4.0"], play.asked["4.0"] = [[], [1, 2]], []
-    for wants in ("answer", "reward"):
-        play.send("4.0", wants, {})
+    for wants, turns in (("answer", [[], []]), ("reward", [[]])):
+        episode = Episode("4.0", 5, 0, "begin", {}, turns, [])
+        play.agents.submit(play.agents.task(episode, wants, 300))
         task = play.next()
         assert task.is_lost
         assert task.error == "the agent of 4.0 was lost with the process that ran it"
@@ -244,8 +283,33 @@ def test_an_episode_whose_program_is_gone_is_lost(playing):
 )
 def test_a_function_that_cannot_be_used_is_refused(tmp_path, agent, said):
     config = Config.model_validate({"environment": {"agent": agent}})
-    agents = Agents(config, CHAT, tmp_path / "log")
+    agents = Agents(config, CHAT, tmp_path / "log", LOOPBACK)
     assert said in refusal(agents.start)
     agents.close()
     with pytest.raises(UserError, match="no chat template"):
-        Agents(config, tokenizer(None), tmp_path / "log")
+        Agents(config, tokenizer(None), tmp_path / "log", LOOPBACK)
+
+
+def test_the_clients_of_openai_and_anthropic_work_unchanged(playing):
+    """With the base URL that the program is given, or with what is in its environment."""
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+    play = playing("official_clients")
+    call = f'I add. <tool_call>{{"name": "add", "arguments": {{"a": 41}}}}</tool_call>{END}'
+    assert play.episode(lambda n: f"{n}{END}" if n < 6 else call, prompt="add") == 21.0
+    assert len(play.asked["3.1"]) == 8
+    follows = [each.follows > 0 for each in play.asked["3.1"]]
+    assert follows == [False, True, *[False] * 6]
+
+
+def test_the_server_is_on_loopback_or_on_its_nodes_address():
+    """And nowhere else: a node of a cluster has other networks too."""
+    assert objects.address() == LOOPBACK
+    with sharing() as shared:
+        shared.address = "127.0.0.2"
+        server = AgentServer(objects.address())
+    port = int(server.address.removeprefix("http://127.0.0.2:"))
+    socket.create_connection(("127.0.0.2", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOOPBACK, port))
+    server.close()

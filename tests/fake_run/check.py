@@ -36,11 +36,12 @@ from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.observe import metrics
 from rhymeflow.observe.audit import audit_run
 from rhymeflow.runtime.replay import configured, replay
+from rhymeflow.store.branches import Asked
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import of_run
-from tests.fake_run import environments, models
+from tests.fake_run import agents, environments, models
 from tests.fake_run.models import HELD_OUT, SOURCE
 from tests.fake_run.world import World
 
@@ -164,13 +165,7 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
     configs = {None: config} | {each.name: each.config for each in of_run(config)}
     rows = reader.query("SELECT group_id, row, epoch, suite FROM groups")
     origins = {group: origin for group, *origin in rows}
-    stored: dict[tuple[int, int], list[int]] = {}
-    for group, member, start, blob in reader.query(
-        "SELECT group_id, member, start, tokens FROM segments ORDER BY 1, 2, 3"
-    ):
-        tokens = stored.setdefault((group, member), [])
-        assert start == len(tokens), f"{group}.{member} has a hole or an overlap at {start}"
-        tokens += list(memoryview(blob).cast("i"))
+    stored, calls = _stored(reader)
     lengths = {(group, member): length for group, member, length in reader.query(LENGTHS)}
     check_pruned(reader, config, set(stored))
     for (group, member), length in seen.lengths.items():
@@ -180,11 +175,16 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
     for (group, member), tokens in stored.items():
         row, epoch, suite = origins[group]
         key = NoiseKey(row, epoch_of_noise(config, epoch, member), member)
+        if config.environment.agent:
+            most = configs[suite].rollout.max_completion_length
+            agents.check_response(tokens, calls[group, member], key, most)
+            expected[group, member] = environments.Conversation(tokens, [])
+            continue
         whole = expected[group, member] = environments.conversation(key, configs[suite])
         there = whole.tokens[: len(tokens)]
         assert tokens == there, f"{group}.{member} has tokens of another response"
-    for group, member, length, reason, reward in reader.query(
-        "SELECT group_id, member, length, reason, reward FROM trajectories"
+    for group, member, length, reason, reward, components in reader.query(
+        "SELECT group_id, member, length, reason, reward, components FROM trajectories"
     ):
         there = lengths[group, member]
         assert there == length, f"{group}.{member}: {there} tokens of {length}"
@@ -198,9 +198,28 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
             continue  # how far its environment was is not seen here
         if reward is not None:
             due = models.reward(tokens) * len(own.reward.functions)
-            if own.environment.is_used:
+            if own.environment.agent:
+                due += json.loads(components)["agent"]
+            elif own.environment.is_used:
                 due += environments.judged(whole.turns)
             assert reward == due, f"{group}.{member} has the reward {reward}, not {due}"
+
+
+def _stored(
+    reader: TrajectoryReader,
+) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], list[Asked]]]:
+    """The tokens of each response, and its calls if it is an agent's."""
+    stored: dict[tuple[int, int], list[int]] = {}
+    calls: dict[tuple[int, int], list[Asked]] = defaultdict(list)
+    for group, member, start, blob, follows in reader.query(
+        "SELECT group_id, member, start, tokens, follows FROM segments ORDER BY 1, 2, 3"
+    ):
+        tokens = stored.setdefault((group, member), [])
+        assert start == len(tokens), f"{group}.{member} has a hole or an overlap at {start}"
+        tokens += list(memoryview(blob).cast("i"))
+        if follows is not None:
+            calls[group, member].append(Asked(start, len(tokens), follows))
+    return stored, calls
 
 
 def check_pruned(reader: TrajectoryReader, config: Config, stored: set[tuple[int, int]]) -> None:

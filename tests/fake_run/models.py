@@ -223,6 +223,7 @@ class Letters:
     """A prompt's tokens."""
 
     writes_date = False
+    most_tokens = 100
 
     def encode(self, prompt: Prompt) -> list[int]:
         return [ord(letter) for letter in str(prompt.prompt)]

@@ -51,6 +51,9 @@ LONGER_SHARE = 0.2
 CHANGE_SHARE = 0.3
 """Of resumed attempts, those with other options."""
 
+AGENT_SHARE = 0.25
+"""Of runs, those of an agent."""
+
 NO_FAULTS = Rates()
 Look = Callable[[Coordinator], None]
 """Looks at the coordinator; raises `AssertionError`."""
@@ -68,7 +71,10 @@ def run_with_faults(
     """
     draw = random.Random(f"{seed} {schedule}")
     world = World(draw.getrandbits(64), draw.randint(*NUM_FAULTS), draw.uniform(*OFTEN))
-    fake = FakeRun(world, directory, configuration(draw, schedule), rates(draw), look)
+    config, drawn = configuration(draw, schedule), rates(draw)
+    if random.Random(f"agent {seed} {schedule}").random() < AGENT_SHARE:
+        config = with_agent(config)
+    fake = FakeRun(world, directory, config, drawn, look)
     try:
         with adapted(draw.randint(*SNAPSHOT_EVENTS)):
             fake.carry_through()
@@ -135,6 +141,18 @@ def configuration(draw: random.Random, schedule: str) -> Config:
         }
     )
     return in_force(config, Path("run"))
+
+
+def with_agent(config: Config) -> Config:
+    """The run with programs that call the policy, instead of environments."""
+    own = [suite.model_copy(update={"environments": None}) for suite in config.eval.suites]
+    on_stuck = "wait" if config.schedule.on_stuck == "truncate" else config.schedule.on_stuck
+    changed = config.changed(
+        environment={"classes": (), "agent": "a.py:f"},
+        eval={"suites": tuple(own)},
+        schedule={"on_stuck": on_stuck},
+    )
+    return Config.model_validate(changed.model_dump(mode="json"))
 
 
 def quiet_run(seed: int, directory: Path, schedule: str) -> FakeRun:

@@ -19,6 +19,7 @@ from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.utils.stopping import STOP_SIGNALS
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
+from tests.fake_run.agents import FakePrograms
 from tests.fake_run.environments import FakeEnvironments
 from tests.fake_run.models import Weights
 from tests.fake_run.workers import FakeInstance, FakeLearner, FakeRewards
@@ -103,7 +104,8 @@ class FakeProcesses:
             case "reward":
                 return FakeRewards(connection, config, world, self._rates.failures)
             case "environment":
-                return FakeEnvironments(connection, config, world, self._rates.failures)
+                fake = FakePrograms if config.environment.agent else FakeEnvironments
+                return fake(connection, config, world, self._rates.failures)
         raise AssertionError(role)
 
 

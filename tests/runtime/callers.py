@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.environments.programs import ask, user
 
 
 def calls(base_url: str, row: dict[str, Any]) -> float:
-    """Two turns, the second of them asked in another way too, and another conversation; what they
-    say is judged."""
+    """Two turns, the second of them asked in another way too, and another conversation, all at
+    once; what they say is judged."""
     begin = [user(row["prompt"])]
     first = ask(base_url, begin, max_tokens=10)
-    said = [first]
-    said.append(ask(base_url, [*begin, first, user("1?")], max_tokens=8))
-    said.append(ask(base_url, [*begin, first, user("2+2?")], max_tokens=8))
-    said.append(ask(base_url, [user("3=")], max_tokens=3))
+    asked = ([*begin, first, user("1?")], [*begin, first, user("2+2?")], [user("3=")])
+    with ThreadPoolExecutor() as pool:
+        said = [first, *pool.map(lambda each: ask(base_url, each, max_tokens=8), asked)]
     text = "".join(each["content"] for each in said)
     return sum(each in "02468" for each in text) / 10
 

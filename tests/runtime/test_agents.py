@@ -29,7 +29,7 @@ def config_of(directory: Path, program: str = "calls", name: str = "run", **sect
         save_model(directory / "model", max_length=256)
         save_prompts(directory / "prompts.jsonl")
         (directory / "template.jinja").write_text(TEMPLATE)
-    environment = {"timeout": 30.0, **sections.pop("environment", {})}
+    environment = {"idle_timeout": 30.0, **sections.pop("environment", {})}
     return tiny_config(
         directory,
         data={"chat_template": str(directory / "template.jinja")},
@@ -64,7 +64,8 @@ def test_what_is_trained_on_is_what_was_read_and_a_death_changes_nothing(tmp_pat
     def is_answered(controller: Controller) -> bool:
         groups = controller.in_flight._groups.values()
         return controller.training.published == 1 and any(
-            group.drawn.group >= 0 and group.calls for group in groups
+            group.drawn.group >= 0 and any(each.answered for each in group.calls.values())
+            for group in groups
         )
 
     train_until(monkeypatch, config, is_answered)

@@ -11,9 +11,10 @@ from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.programs import continuation
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.workers.messages import Part
+from rhymeflow.workers.messages import CallMade, Part, TurnFigures
 from tests.fake_run.models import Letters
 
 SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
@@ -77,36 +78,65 @@ def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store
     assert in_flight.tokens(TrajectoryId(0, 1)) == []
 
 
-def test_an_agents_call_is_continued_in_its_own_sequence_whatever_came_between(store):
-    """Its noise does not depend on when it was asked, but on how often (law 3)."""
+@pytest.fixture
+def agents(store):
     stream = PromptStream(SOURCE, seed=0, shuffle=False)
-    asked = {"a": [7, 7], "b": [8], "c": [9, 9, 9]}
+    agents = InFlight(store, RunPrompts(SOURCE, stream, Letters(), []), has_agent=True)
+    agents.add(agents.draw())
+    agents.routed(FIRST, 4)
+    return agents
 
-    def play(calls):
-        agents = InFlight(store, RunPrompts(SOURCE, stream, Letters(), []), has_agent=True)
-        agents.add(agents.draw())
-        assert agents.continuation(FIRST, 4).prompt_ids == []
-        found, length, ends = [], 0, {}
-        for name, parent in calls:
-            follows = ends.get(parent, 0)
-            length = agents.observe(FIRST, asked[name], follows, 5)
-            ends[name] = length + 1
-            going = agents.continuation(FIRST, 4)
-            found.append((going.prompt_ids, going.tokens, going.turn_start, going.noise))
-            assert going.before + len(going.tokens) == length
-            assert (going.max_turn_tokens, going.row_prompt) == (5, [97, 98])
-            agents.take("x", Part(FIRST, length, 4, 1, 0, [1], [-1.0]))
-            length = agents.seal(FIRST)
-            assert agents[0].logprobs == {0: [-1.0]}
-        return found
 
-    found = play([("a", None), ("b", None), ("c", "a"), ("b", None)])
-    assert [each[:3] for each in found] == [
-        ([7, 7], [], 0), ([8], [], 0), ([7, 7], [1, 9, 9, 9], 4), ([8], [], 0),
+def begin(agents, number, tokens, follows=0):
+    made = CallMade("", number, tokens, follows, 5, TurnFigures())
+    call = agents.calls(FIRST).begin(0, agents.tokens(FIRST), made)
+    going = continuation(agents[0], 2, call)
+    assert (going.max_turn_tokens, going.row_prompt) == (5, [97, 98])
+    return call, (going.prompt_ids, going.tokens, going.turn_start, going.noise)
+
+
+def answer(agents, call, version=4):
+    start = len(call.said)
+    said = [10 * call.made.number + start]
+    agents.take("x", Part(FIRST, start, version, 1, 0, said, [-1.0], b"", call.branch))
+
+
+def test_an_agents_calls_are_answered_in_any_order_each_in_its_own_sequence(agents, store):
+    """Their noise does not depend on when they were asked, but on how often (law 3)."""
+    a, asked_a = begin(agents, 0, [7, 7])
+    b, asked_b = begin(agents, 1, [8])
+    again, asked_again = begin(agents, 2, [8])
+    for call in (a, b, b, a, again):
+        answer(agents, call)
+    said = agents.end_call(FIRST, b.branch)
+    assert (said.number, said.tokens, said.logprobs, said.end) == (1, [10, 11], [-1.0] * 2, 3)
+    end = agents.end_call(FIRST, a.branch).end
+    c, asked_c = begin(agents, 3, [9, 9, 9], end)
+    d, _ = begin(agents, 4, [9], end)
+    assert (c.branch, d.branch) == (a.branch, 3)
+    answer(agents, c)
+    answer(agents, c, version=5)
+    assert agents.end_call(FIRST, c.branch).end == 12
+    assert agents.tokens(FIRST) == [8, 10, 11, 7, 7, 0, 1, 9, 9, 9, 30, 31]
+    assert segments(store, columns="start, version, follows") == [
+        (0, 4, 0), (1, 4, None), (3, 4, 0), (5, 4, None), (7, 4, 7), (10, 4, None), (11, 5, None),
     ]  # fmt: skip
-    assert len({each[3] for each in found}) == 4
-    again = play([("b", None), ("a", None), ("b", None), ("c", "a")])
-    assert sorted(again) == sorted(found)
+    assert [each[:3] for each in (asked_a, asked_b, asked_again, asked_c)] == [
+        ([7, 7], [], 0), ([8], [], 0), ([8], [], 0), ([7, 7], [0, 1, 9, 9, 9], 5),
+    ]  # fmt: skip
+    assert len({each[3] for each in (asked_a, asked_b, asked_again, asked_c)}) == 4
+    assert agents.end_call(FIRST, 9) is None
+    agents.abort(FIRST)
+    assert agents.tokens(FIRST)[12:] == [8, 20], "what was said in vain is stored"
+
+
+def test_noise_depends_on_how_often_a_call_was_asked_and_waited_for(agents):
+    noises = [begin(agents, number, tokens)[1][3] for number, tokens in enumerate([[8], [7], [8]])]
+    calls = agents.calls(FIRST)
+    assert calls.drop(0).made.number == 0
+    assert calls.drop(0) is None
+    assert begin(agents, 3, [8])[1][3] == noises[0]
+    assert begin(agents, 4, [7])[1][3] not in noises
 
 
 def test_a_gap_is_a_defect(in_flight):

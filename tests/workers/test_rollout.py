@@ -21,6 +21,7 @@ from rhymeflow.core.events import (
     Snapshot,
     TrajectoryFinished,
     TrajectoryInterrupted,
+    TurnEnded,
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.draft import IndexHandle
@@ -30,8 +31,11 @@ from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
 from rhymeflow.workers.messages import (
+    AskPolicy,
+    CallEnded,
     ConnectWeights,
     Continuation,
+    DropCall,
     Envelope,
     Shutdown,
     TokensGenerated,
@@ -174,6 +178,80 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
                 expected.logprobs[trajectory], abs=1e-5
             )
         assert len(store.halted) > 10
+
+
+class AgentCalls:
+    """One response's calls, by their noise: what was said, on whichever instance."""
+
+    def __init__(self, order):
+        self.said, self.order = {noise: [] for noise in order}, order
+        self.ended, self.most, self.is_over = [], 0, False
+
+    def call(self, noise):
+        prompt = PROMPTS[noise % 2]
+        branch, tokens = self.order.index(noise), [*prompt[3:], *self.said[noise]]
+        about = {"turn": 2, "turn_start": len(prompt) - 3, "max_turn_tokens": 12}
+        return Continuation(0, 0, prompt[:3], tokens, branch=branch, noise=noise, **about)
+
+    def begin(self, side):
+        first, *others = [each for each in self.order if each not in self.ended]
+        side.tell(Route, IDS[0], 0, data=self.call(first))
+        for noise in others:
+            send(side.ours, AskPolicy(IDS[0], self.call(noise)))
+
+    def take(self, heard):
+        interrupted = 0
+        for message in heard:
+            assert not self.is_over or isinstance(message, Envelope)
+            match message:
+                case TokensGenerated():
+                    for part in message.parts:
+                        said = self.said[self.order[part.branch]]
+                        assert (part.trajectory, part.start) == (IDS[0], len(said))
+                        said += part.tokens
+                case CallEnded(branch=branch):
+                    self.ended.append(self.order[branch])
+                case TurnEnded(turn=turn):
+                    assert turn == 2
+                    self.is_over = True
+                case TrajectoryInterrupted():
+                    interrupted += 1
+                case Envelope(Snapshot(), status):
+                    self.most = max(self.most, status.running)
+        return interrupted
+
+
+def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_on_their_order(
+    config, parameters, monkeypatch
+):
+    """Law 3, as above: moved meanwhile, all together. A call can join, and be dropped."""
+    config = config.changed(environment={"agent": "a.py:f"})
+    side = Side("rollout-0", config, parameters, monkeypatch, never_stops=True)
+    straight = AgentCalls([0, 1, 2, 4])
+    straight.begin(side)
+    while not straight.is_over:
+        straight.take(side.turns(1))
+    assert straight.most == 4
+    assert {len(said) for said in straight.said.values()} == {12}
+    assert len({tuple(said) for said in straight.said.values()}) == 4
+
+    other = Side("rollout-0", config, parameters, monkeypatch, never_stops=True)
+    moved = AgentCalls([2, 0, 3, 4, 1])
+    moved.begin(side)
+    moved.take(side.turns(4))
+    side.tell(Interrupt, (IDS[0],))
+    assert moved.take(side.turns(1)) == 1
+    moved.begin(other)
+    moved.take(other.turns(1))
+    send(other.ours, DropCall(IDS[0], 2))
+    while not moved.is_over:
+        moved.take(other.turns(1))
+    assert sorted(moved.ended) == [0, 1, 2, 4]
+    assert len(moved.said.pop(3)) < 12
+    assert moved.said == straight.said
+    send(other.ours, AskPolicy(IDS[0], moved.call(0)))  # too late: it is routed again
+    other.turns(2)
+    assert not other.instance.engine.has_work
 
 
 def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):

@@ -18,9 +18,9 @@ from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.utils.extras import how_to_install
 from rhymeflow.utils.gpus import VISIBLE
+from rhymeflow.utils.objects import LOOPBACK
 
 VERSION = "2.60"
-LOOPBACK = "127.0.0.1"
 ANSWER_SECONDS = 120.0
 """Time that a node has to say what it has: its Python starts, and loads torch."""
 
