@@ -14,12 +14,12 @@ ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_523, "core": 3_826,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 246,
     "engine": 4_119,
-    "environments": 3_646, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
+    "environments": 3_672, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
     "memory.py": 441, "models": 2_273, "observe": 3_444, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_151, "sandbox": 408,
+    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_391, "sandbox": 408,
     "sft": 500, "sim": 3_165,
     "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_095, "utils": 1_390, "weights": 1_885,
-    "workers": 2_283,
+    "workers": 2_361,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 359
+    assert len(python_files(PACKAGE)) <= 361
 
 
 def test_a_name_is_that_of_one_class():
