@@ -196,7 +196,7 @@ def name_of(given: Callable[..., Any]) -> str | None:
     if module is None or getattr(module, name, None) is not given:
         return None
     if module.__name__ == "__main__":
-        file = child.guarded_file()
+        file = child.guarded_file(name)
         return None if file is None else f"{file}:{name}"
     path = getattr(module, "__file__", None)
     in_package = "." in module.__name__ or (path is not None and Path(path).stem == "__init__")

@@ -366,10 +366,10 @@ class Trainer:
         *,
         repo_id: str | None = None,
         private: bool | None = None,
-        **_: Any,
     ) -> Any:
-        """Upload the policy and its tokenizer to the Hugging Face hub; return the hub's answer.
-        `repo_id` is by default the run directory's name, in the account of the token."""
+        """Upload the policy, its tokenizer and a model card, if the run has one, to the Hugging
+        Face hub; return the hub's answer. It waits for that, `blocking` or not. `repo_id` is by
+        default the run directory's name, in the account of the token."""
         from huggingface_hub import HfApi
 
         hub = self.hub
@@ -379,6 +379,8 @@ class Trainer:
         repo = api.create_repo(name, private=private, exist_ok=True)
         with TemporaryDirectory() as folder:
             self.save_model(folder)
+            if (card := self.run_dir / "README.md").is_file():
+                shutil.copy2(card, folder)
             return api.upload_folder(
                 repo_id=repo.repo_id,
                 folder_path=folder,

@@ -36,7 +36,6 @@ class _OwnFields:
     rhymeflow: dict[str, Any] | str | None = None
 
     def __init__(self, *arguments: Any, rhymeflow: Any = None, **named: Any) -> None:
-        check_one_process()
         known = [field.name for field in dataclasses.fields(self)]
         title = in_trl(type(self)).__name__
         for name in named:
@@ -47,11 +46,17 @@ class _OwnFields:
                 raise UserError(f"{title}: {problem}")
             raise UserError(f"{title}: there is no field {name!r}{suggestion(name, known)}")
         self.rhymeflow = rhymeflow
+        super().__init__(*arguments, **named)
+
+    def __post_init__(self) -> None:
+        """Check the fields as TRL does, those of a script's subclass too."""
+        check_one_process()
         if not torch.cuda.is_available():  # else TRL refuses a machine without a GPU
-            named.setdefault("use_cpu", True)
+            self.use_cpu = True
         try:
-            super().__init__(*arguments, **named)
+            super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
+            title = in_trl(type(self)).__name__
             raise UserError(f"{title}: {' '.join(str(error).split())}") from None
 
 
@@ -194,7 +199,10 @@ REFUSED: Mapping[str, str] = {
         "parallelism_config fsdp deepspeed",
     "models and tokenizers are those that transformers has": "trust_remote_code",
     "leave it out: responses are samples of the policy; temperature, top_p and top_k can be set":
-        "min_p generation_kwargs repetition_penalty",
+        "min_p repetition_penalty",
+    "leave it out: temperature, top_p and top_k have fields of their own; what ends a response, in "
+    "place of a stop string, is an eos_token_id of the model's generation_config.json":
+        "generation_kwargs",
     "reward the format instead": "vllm_structured_outputs_regex",
     "leave it out: the loss has no such term": "use_adaptive_entropy router_aux_loss_coef",
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
@@ -250,7 +258,7 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
     names = ("use_cpu", "bf16", CHECKPOINTING)
     filled_in = kind(**{name: getattr(args, name) for name in names})
     values, notices = {}, []
-    for field in dataclasses.fields(args):
+    for field in dataclasses.fields(kind):  # others are a script's own
         name, value = field.name, _without_enums(getattr(args, field.name))
         values[name] = value
         computed = _without_enums(getattr(filled_in, name, field.default))
@@ -258,7 +266,11 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
         is_default = any(
             value == each and isinstance(value, bool) == isinstance(each, bool) for each in defaults
         )
-        if is_default or name in mapped or name == "rhymeflow":
+        is_unread = name.startswith("vllm_") and not getattr(args, "use_vllm", False)
+        if is_default or (name in mapped and not is_unread):
+            continue
+        if name in mapped:
+            notices.append(f"{name} = {value!r} has no effect without use_vllm")
             continue
         if name in why:
             notices.append(f"{name} = {value!r} has no effect: {why[name]}")
@@ -266,6 +278,15 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
         unknown = "is not known to this version of Rhymeflow, which knows the fields of TRL 1.16"
         problem = f"is not supported: {instead[name]}" if name in instead else unknown
         raise UserError(f"{title}: {name} = {value!r} {problem}")
+    if getattr(args, "use_vllm", False) and args.vllm_mode != "colocate":
+        if args.vllm_mode != "server":
+            raise UserError(f"{title}: vllm_mode = {args.vllm_mode!r}: colocate or server")
+        notices.append(
+            "vllm_mode = 'server': no server is asked, stop yours; the run starts vLLM itself, "
+            "rhymeflow={'rollout.num_instances': N} times, each with vllm_gpu_memory_utilization "
+            f"= {args.vllm_gpu_memory_utilization} and vllm_tensor_parallel_size = "
+            f"{args.vllm_tensor_parallel_size}"
+        )
     return values, notices
 
 

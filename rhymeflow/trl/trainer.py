@@ -111,6 +111,7 @@ class GRPOTrainer(Trainer):
             max_steps = optimizer_steps(given, steps, num_rows)
             length = RunLength(steps, max_steps, num_rows)
             fields = run_fields(given, length) | self.objective(given)
+        _check_evaluation(given, eval_dataset, title)
         if peft_config is not None:
             with of(title):
                 fields |= adapter_fields(peft_config, notices)
@@ -123,6 +124,8 @@ class GRPOTrainer(Trainer):
         if tools or environment_factory is not None:
             max_calls = given.get("max_tool_calling_iterations")
             fields["max_turns"] = UNLIMITED_TURNS if max_calls is None else max_calls + 1
+        elif given.get("max_tool_calling_iterations") is not None:
+            notices.append("max_tool_calling_iterations has no effect without tools")
         fields |= own_fields(args)
         super().__init__(
             model=model,
@@ -185,6 +188,11 @@ class GRPOTrainer(Trainer):
 
     is_local_process_zero = is_world_process_zero
 
+    @property
+    def hub_model_id(self) -> str:
+        """The repository that the model is pushed to."""
+        return str(self.hub["repo_id"] or self.run_dir.name)
+
     @cached_property
     def accelerator(self) -> Accelerator:
         """Accelerate's view of the script, which is one process and computes nothing itself."""
@@ -224,6 +232,18 @@ class GRPOTrainer(Trainer):
         )
         self.run_dir.mkdir(parents=True, exist_ok=True)
         ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(self.run_dir / "README.md")
+
+    def push_to_hub(
+        self,
+        *arguments: Any,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+        **named: Any,
+    ) -> Any:
+        """Write a model card, and upload it with the policy; see `Trainer.push_to_hub`."""
+        self.create_model_card(model_name or Path(self.hub_model_id).name, dataset_name, tags)
+        return super().push_to_hub(*arguments, **named)
 
     def end(self) -> None:
         """Do nothing: trackers end with the run."""
@@ -307,6 +327,13 @@ def _check_overridden(kind: type[GRPOTrainer]) -> None:
                     "be called: the learner is another process; learner.algorithm, and functions "
                     "for its parts, say what is optimized (docs/algorithms.md)"
                 )
+
+
+def _check_evaluation(given: Values, eval_dataset: Any, title: str) -> None:
+    """Raise `UserError` if evaluations are asked for, and there is nothing to evaluate on."""
+    strategy = given["eval_strategy"]
+    if eval_dataset is None and strategy != "no":
+        raise UserError(f"{title}: eval_strategy = {strategy!r} needs an eval_dataset")
 
 
 def _indented(metrics: Mapping[str, Any]) -> str:

@@ -63,20 +63,28 @@ def without_main_file() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-def guarded_file() -> Path | None:
-    """Return the program's main file if it has a block for `__name__ == "__main__"`, so that
-    importing it runs only its definitions, else None."""
+def guarded_file(name: str) -> Path | None:
+    """Return the program's main file if importing it runs only its definitions, `name` among them:
+    it has a block for `__name__ == "__main__"`, which does not define `name`. Else None."""
     file = getattr(sys.modules["__main__"], "__file__", None)
-    return Path(file).resolve() if file and _is_guarded(file) else None
+    if not file:
+        return None
+    guarded = _names_guarded(file)
+    return None if guarded is None or name in guarded else Path(file).resolve()
 
 
 @cache
-def _is_guarded(file: str) -> bool:
+def _names_guarded(file: str) -> frozenset[str] | None:
+    """Return the functions and classes that the block for `__main__` defines; None without one."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return False
-    return any(isinstance(each, ast.If) and _tests_for_main(each.test) for each in tree.body)
+        return None
+    blocks = [each for each in tree.body if isinstance(each, ast.If) and _tests_for_main(each.test)]
+    inside = (each for block in blocks for each in ast.walk(block))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = frozenset(each.name for each in inside if isinstance(each, kinds))
+    return names if blocks else None
 
 
 def _tests_for_main(test: ast.expr) -> bool:

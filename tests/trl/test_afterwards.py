@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -124,11 +125,13 @@ def test_it_is_pushed_to_the_hub(trained: GRPOTrainer, monkeypatch: pytest.Monke
 
         def upload_folder(self, *, folder_path: str, **named: Any) -> str:
             calls.append((sorted(each.name for each in Path(folder_path).iterdir()), named))
+            calls.append(ModelCard.load(Path(folder_path) / "README.md").data.datasets)
             return "commit"
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert trained.push_to_hub("message", dataset_name="ignored") == "commit"
-    token, created, (names, uploaded) = calls
+    assert trained.push_to_hub("message", dataset_name="sums") == "commit"
+    token, created, (names, uploaded), datasets = calls
+    assert (datasets, trained.hub_model_id) == ("sums", "someone/model")
     assert token == "secret"
     assert created == ("someone/model", {"private": None, "exist_ok": True})
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)

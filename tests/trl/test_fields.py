@@ -112,13 +112,52 @@ def test_what_means_the_default_needs_no_word() -> None:
     assert "router_aux_loss_coef = True" in refusal(values_of, args)
 
 
+@dataclasses.dataclass
+class Own(GRPOConfig):
+    system_prompt: str = ""
+    min_p: float | None = 0.1
+
+
+def test_fields_of_a_scripts_own_are_left_to_it_but_not_other_defaults_of_trls() -> None:
+    args = Own("out", system_prompt="Add up.", min_p=None)
+    assert values_of(args)[1] == []
+    assert args.use_cpu  # or TRL would refuse a machine without a GPU
+    assert "min_p = 0.1 is not supported" in refusal(values_of, Own("out"))
+    assert "must be divisible" in refusal(Own, "out", num_generations=3)
+
+
+def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads() -> None:
+    server = {"vllm_mode": "server", "vllm_server_port": 80}
+    _, (port, mode) = values_of(GRPOConfig("out", use_vllm=True, **server))
+    assert port.startswith("vllm_server_port = 80 has no effect: a run places and starts")
+    assert mode.startswith("vllm_mode = 'server': no server is asked, stop yours; the run starts")
+    unread = {"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.9}
+    notices = [
+        f"{name} = {value!r} has no effect without use_vllm" for name, value in unread.items()
+    ]
+    assert values_of(GRPOConfig("out", **unread))[1] == notices
+    other = GRPOConfig("out", use_vllm=True, vllm_mode="remote")
+    assert refusal(values_of, other).endswith("vllm_mode = 'remote': colocate or server")
+
+
+def test_how_else_to_sample_is_refused_by_name() -> None:
+    for given in (
+        {"generation_kwargs": {"stop": ["\n"]}},
+        {"generation_kwargs": '{"stop_strings": ["."]}'},
+        {"repetition_penalty": 1.1},
+        {"min_p": 0.1},
+    ):
+        (name,) = given
+        assert refusal(values_of, GRPOConfig("out", **given)).startswith(f"GRPOConfig: {name} = ")
+
+
 def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
     later = dataclasses.make_dataclass(
         "GRPOConfig", [("new_trick", bool, False)], bases=(trl.GRPOConfig,)
     )
-    assert values_of(later("out", use_cpu=True))[0]["num_generations"] == 8
+    assert values_of(later("out", use_cpu=True), later)[0]["num_generations"] == 8
     unknown = later("out", use_cpu=True, new_trick=True)
-    assert "new_trick = True is not known to this version" in refusal(values_of, unknown)
+    assert "new_trick = True is not known to this version" in refusal(values_of, unknown, later)
 
 
 @pytest.mark.parametrize("kind", [GRPOConfig, RLOOConfig, DistillationConfig])
@@ -128,7 +167,7 @@ def test_each_is_trls_own_with_its_defaults_and_one_field_more(kind: type) -> No
     extra = {each.name for each in dataclasses.fields(ours)} - {*plain.__dict__}
     assert extra == {"rhymeflow"}
     values, notices = values_of(ours, of_trl)
-    assert values == {**values_of(plain, of_trl)[0], "rhymeflow": None}
+    assert values == values_of(plain, of_trl)[0]
     assert notices == []
     title = of_trl.__name__
     assert refusal(kind, num_generation=2).startswith(f"{title}: there is no field 'num_generation")

@@ -171,6 +171,7 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
         ({"trainer": {"rollout_func": print}}, "rollout_func is not supported: environment"),
         ({"trainer": {"train_dataset": None}}, "train_dataset is needed"),
         ({"trainer": {"args": 3}}, "args is a int"),
+        ({"eval_strategy": "epoch"}, "eval_strategy = 'epoch' needs an eval_dataset"),
         ({"trainer": {"formatting_func": 3}}, "takes no argument formatting_func"),
     ],
 )
@@ -280,7 +281,7 @@ def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:
     assert (first.per, second.weight) == ("group", 0.5)
 
 
-def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path) -> None:
+def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path, capsys: Any) -> None:
     def add(a: int) -> int:
         return a
 
@@ -288,6 +289,8 @@ def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path) -> None:
     assert trainer.config.environment.max_turns == 4
     assert trainer.config.environment.tools[0].endswith("objects.pickle:add")
     assert made(tmp_path, {"tools": [add]}).config.environment.max_turns > 1000
+    made(tmp_path, max_tool_calling_iterations=3)
+    assert "max_tool_calling_iterations has no effect without tools" in capsys.readouterr().out
 
 
 def test_environments_that_functions_are_handed_judge_themselves(tmp_path: Path) -> None:

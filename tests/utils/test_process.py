@@ -24,18 +24,20 @@ def test_in_the_block_there_is_no_file_to_import():
     [
         ("if __name__ == '__main__':\n    train()", True),
         ("if '__main__' == __name__: train()", True),
+        ("def f(): ...\nif __name__ == '__main__':\n    def g(): ...", True),
+        ("if __name__ == '__main__':\n    x = 1\n    def f(): ...", False),
         ("train()", False),
         ("if __name__ == 'other': train()", False),
         ("def f():\n    if __name__ == '__main__': pass\ntrain()", False),
         ("no python (", False),
     ],
 )
-def test_whether_importing_a_script_runs_it(tmp_path, monkeypatch, text, is_guarded):
+def test_whether_importing_a_script_only_defines_a_name(tmp_path, monkeypatch, text, is_guarded):
     script, main = tmp_path / "script.py", ModuleType("__main__")
     script.write_text(text)
     main.__file__ = str(script)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert child.guarded_file() == (script if is_guarded else None)
+    assert child.guarded_file("f") == (script if is_guarded else None)
 
 
 def test_the_commit_of_a_clone_and_that_there_is_none(tmp_path, monkeypatch):
