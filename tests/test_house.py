@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 441, "models": 2_273, "observe": 3_444, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_391, "sandbox": 408,
     "sft": 500, "sim": 3_165,
-    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_095, "utils": 1_390, "weights": 1_885,
+    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_143, "utils": 1_390, "weights": 1_885,
     "workers": 2_361,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 508  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_095, "tests": 42_326, "benchmarks": 8_387}
+TOTALS = {"rhymeflow": 57_095, "tests": 42_591, "benchmarks": 8_387}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
