@@ -223,7 +223,7 @@ def learner_cost(cost: CostModel, learner: LearnerConfig) -> CostModel:
         scored += passes if teacher.is_divergence else 1
     train = passes * cost.train_token
     measure = train if learner.trains_on_all else passes * cost.measure_token
-    both = passes * cost.train_token * learner.has_critic + scored * cost.score_token
+    both = passes * cost.train_token * learner.has_critic + scored * cost.measure_token
     return dataclasses.replace(cost, train_token=train + both, measure_token=measure + both)
 
 

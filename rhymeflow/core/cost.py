@@ -26,18 +26,10 @@ class CostModel:
     k4: float
     prefill_token: float  # per token of a prompt, or recomputed after a pull or a migration
     train_token: float  # per token, by the whole learner
-    measure_token: float  # per token of groups whose rewards are all equal: no backward pass
+    measure_token: float  # per token of a forward pass alone: of groups whose rewards are all equal
     train_step: float  # per step, whatever its size
     push: float  # to publish a version
     pull: float  # to load a version; the instance does nothing else meanwhile
-
-    @property
-    def score_token(self) -> float:
-        """Seconds per token of a forward pass alone, such as a critic's or a teacher's. Where
-        groups with equal rewards are trained on like others it is a quarter of `train_token`: 2 of
-        8 operations per parameter."""
-        is_forward = self.measure_token < self.train_token
-        return self.measure_token if is_forward else self.train_token / 4
 
     def iteration(self, n: float, kv_tokens: float) -> float:
         """Seconds of one decode iteration with `n` trajectories and `kv_tokens` in the cache."""

@@ -376,11 +376,11 @@ class Learner:
         self.charged["train_token" if micro.needs_grad else "measure_token"] += size
         if self._critic is not None:
             self.charged["train_token"] += size
-            self.charged["score_token"] += size * is_first_pass
+            self.charged["measure_token"] += size * is_first_pass
         is_beside = self._config.distillation.is_divergence  # it reads while the policy does
         reads = micro.needs_grad if is_beside else is_first_pass
         if isinstance(self._teacher, ModelTeacher) and reads:
-            self.charged["score_token"] += _size(micro.for_teacher)
+            self.charged["measure_token"] += _size(micro.for_teacher)
 
     def _backward(self, micro: MicroBatch, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a micro-batch's scores and, if that is in the loss, a teacher's divergence."""
