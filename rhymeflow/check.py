@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow import build, environments, placement
-from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config import Config, LoraConfig, RewardFunction
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
@@ -24,8 +24,8 @@ from rhymeflow.data.prompts import Prompt, told
 from rhymeflow.engine.vllm.installed import ADAPTER_RANKS, check_installed
 from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import adapter_for, check_trained
-from rhymeflow.models.source import check_files, of_teacher
+from rhymeflow.models.adapter_files import ALL_LINEAR, adapter_for, check_trained
+from rhymeflow.models.source import check_files, of_teacher, other_base
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.sandbox import programs
@@ -95,9 +95,9 @@ def before_start(config: Config) -> None:
 def check_adapter(config: Config) -> None:
     """Raise `UserError` if the adapter's files are not there, or it cannot be used in this way."""
     model = config.model
-    adapter = adapter_for(model)
     if config.learner.is_used:
         check_trained(model)
+    adapter = adapter_for(model)
     if adapter is None or config.rollout.engine != "vllm":
         return
     if adapter.modules_to_save:
@@ -185,14 +185,15 @@ def everything(config: Config) -> Checked:
     for name, functions in reward_sections(config).items():
         first = sources[name][1][0]
         rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
-    notes += [unseen_tokens(config, tokenizer), walls_note(config)]
+    notes += [unseen_tokens(config, tokenizer), other_base(config.model), walls_note(config)]
     said = list(dict.fromkeys(filter(None, notes)))
     return Checked(tokenizer, prompts, suites, max(lengths), rewards, said)
 
 
 def prove(config: Config, *, has_engine: bool) -> None:
     """Compare the learner, and a native engine, with a small random model of this architecture,
-    and its adapter. Raises `UserError` if their results differ from the model's."""
+    and with an adapter of all its layers if it has one. Raises `UserError` if their results differ
+    from the model's."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import check_native, small_model
@@ -204,7 +205,8 @@ def prove(config: Config, *, has_engine: bool) -> None:
         check_native(config.model)
     model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
     if (adapter := resolved_adapter(config.model)) is not None:
-        draw_adapter(attach(model, replace(adapter, directory=None, modules_to_save=())))
+        everywhere = replace(adapter, target_modules=(ALL_LINEAR,), modules_to_save=())
+        draw_adapter(attach(model, replace(everywhere, directory=None)))
     if has_engine:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
@@ -220,7 +222,8 @@ def _check_teacher(config: Config, tokenizer: Tokenizer, prompts: list[Prompt]) 
     if (model := config.teacher_model) is not None:
         with of_teacher():
             check_teacher(model, tokenizer)
-            prove(config.changed(model={"name": model.name}), has_engine=False)
+            own = {"name": model.name, "lora": LoraConfig()}
+            prove(config.changed(model=own), has_engine=False)
     if (template := config.learner.distillation.prompt) is not None:
         for each in prompts:
             told(each, template)

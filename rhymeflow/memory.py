@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.engine.native.cache import STEP, capacity_for
 from rhymeflow.engine.native.sampler import sampling_bytes
+from rhymeflow.engine.vllm.supported import check_adapted
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
@@ -127,9 +128,12 @@ def model_on_gpus(config: Config) -> ModelSize:
 
 
 def with_adapter(model: ModelSize, hf_config: PreTrainedConfig, config: Config) -> ModelSize:
-    """Return the sizes of the model with the configuration's adapter, if it has one."""
+    """Return the sizes of the model with the configuration's adapter, if it has one. Raises
+    `UserError` if it does not fit the model, or the engine does not compute it."""
     if (adapter := adapter_for(config.model)) is None:
         return model
+    if config.rollout.engine == "vllm":
+        check_adapted(config, hf_config)
     adapted = lora.attach(load.shapes_of(hf_config), adapter)
     own = sum(each.numel() for each in lora.versioned(adapted).values())
     layers = [each for each in adapted.modules() if isinstance(each, lora.LoraLinear)]

@@ -146,7 +146,7 @@ def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
-    checkpoint_bytes = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
+    checkpoint_bytes = model.num_trained * (model.bytes_per_value + STATE_BYTES)
     place = Path(config.run.checkpoint_dir or run_dir).absolute()
     if not is_url(config.run.checkpoint_dir or ""):
         existing = next(each for each in (place, *place.parents) if each.exists())
@@ -193,7 +193,7 @@ def sft_dry_run(config: Config) -> None:
     samples, held_out = load(config, tokenizer)
     tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
     epochs = config.sft.max_steps * config.sft.tokens_per_batch / tokens
-    state_bytes = 4 * memory.MASTER * model.num_parameters  # weights, gradients and two moments
+    state_bytes = 4 * memory.MASTER * model.num_trained  # weights, gradients and two moments
     lines = [
         *([] if settled is None else [f"# {settled}"]),
         f"# rows: {len(samples):,} to learn, of {tokens:,} tokens; {len(held_out):,} held out",

@@ -48,14 +48,14 @@ def learning_rate(step: int, config: LearnerConfig, peak: float | None = None) -
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters that have a name (tied ones have several) matching a pattern. Raises
-    `UserError` if a pattern matches none, or all parameters are frozen."""
-    named = list(model.named_parameters(remove_duplicate=False))
+    `UserError` if a pattern matches none that is trained, or then none is."""
+    named = [p for p in model.named_parameters(remove_duplicate=False) if p[1].requires_grad]
     for pattern in patterns:
         matching = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
         if not matching:
             raise UserError(
-                f"learner.frozen_parameters: {pattern!r} matches no parameter of the model, whose "
-                f"names are as {named[0][0]!r} and {named[-1][0]!r}"
+                f"learner.frozen_parameters: {pattern!r} matches no parameter that is trained; "
+                f"their names are as {named[0][0]!r} and {named[-1][0]!r}"
             )
         for parameter in matching:
             parameter.requires_grad_(False)

@@ -27,7 +27,10 @@ _WITHOUT_EFFECT = frozenset(
     )
 )
 """Fields of peft that say nothing of what a trained adapter computes; dropout is of its training,
-and `bias` is looked at."""
+and `bias` and `init_lora_weights` are looked at."""
+_KEEPS_BASE = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
+"""Initial values for which peft leaves the model as it is. Others, such as `pissa`, it subtracts
+from the model's weights, also when it loads a trained adapter."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def check_trained(config: ModelConfig) -> None:
 def adapter_for(config: ModelConfig) -> Adapter | None:
     """Return the adapter of the model: the one that `name` is a directory of, or that of `lora`;
     None: there is none. Raises `UserError` if it cannot be read, or is of an unknown kind."""
-    if is_adapter(named := Path(config.name).expanduser()):
-        return read(named, "model.name")
     lora = config.lora
+    if is_adapter(named := Path(config.name).expanduser()):
+        if lora.is_used:
+            raise UserError(f"model.lora: model.name = {config.name!r} is an adapter already")
+        return read(named, "model.name")
     if lora.adapter is not None:
         return read(Path(lora.adapter).expanduser(), "model.lora.adapter")
     return adapter_of(lora) if lora.is_used else None
@@ -85,13 +90,20 @@ def adapter_of(lora: LoraConfig) -> Adapter:
 def base_of(directory: Path) -> str:
     """Return the name of the model that an adapter belongs to. Raises `UserError` if there is
     none."""
-    name = _fields(directory, "model.name").get("base_model_name_or_path")
-    if not name:
+    name = named_base(directory, "model.name")
+    if name is None:
         raise UserError(
             f"model.name = '{directory}': {CONFIG} names no base_model_name_or_path; give the "
             "model as model.name, and the adapter as model.lora.adapter"
         )
-    return str(name)
+    return name
+
+
+def named_base(directory: Path, where: str) -> str | None:
+    """Return the name of the model that an adapter belongs to, if its files have one. Raises
+    `UserError` if they cannot be read; `where` names the field."""
+    name = _fields(directory, where).get("base_model_name_or_path")
+    return str(name) if name else None
 
 
 def read(directory: Path, where: str) -> Adapter:
@@ -100,22 +112,29 @@ def read(directory: Path, where: str) -> Adapter:
     for name, value in fields.items():
         if name not in _READ | _WITHOUT_EFFECT and value:
             raise _unsupported(directory, where, name, value)
-    kind, bias, targets = fields.get("peft_type"), fields.get("bias"), fields.get("target_modules")
-    if kind != "LORA":
-        raise _unsupported(directory, where, "peft_type", kind)
-    if bias not in (None, "none"):
-        raise _unsupported(directory, where, "bias", bias)
+    targets, saved = fields.get("target_modules"), fields.get("modules_to_save") or []
     if targets == ALL_LINEAR:
         targets = [ALL_LINEAR]
-    if not isinstance(targets, list) or not targets:
-        raise _unsupported(directory, where, "target_modules", targets)
+    supported = {
+        "peft_type": fields.get("peft_type") == "LORA",
+        "bias": fields.get("bias") in (None, "none"),
+        "init_lora_weights": fields.get("init_lora_weights") in _KEEPS_BASE,
+        "target_modules": bool(targets) and _are_names(targets),
+        "modules_to_save": _are_names(saved),
+    }
+    for name, is_supported in supported.items():
+        if not is_supported:
+            raise _unsupported(directory, where, name, fields.get(name))
     try:
         rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{where} = '{directory}': {CONFIG} has no r or no lora_alpha") from None
-    saved = tuple(sorted(fields.get("modules_to_save") or ()))
+    if rank < 1 or not 0 < alpha < math.inf:
+        sizes = f"r = {rank} and lora_alpha = {alpha:g}"
+        raise UserError(f"{where} = '{directory}': {CONFIG} has {sizes}; both are above 0")
     is_rslora = bool(fields.get("use_rslora"))
-    return Adapter(rank, alpha, is_rslora, tuple(sorted(targets)), saved, directory)
+    named, whole = (tuple(sorted(map(str, each or ()))) for each in (targets, saved))
+    return Adapter(rank, alpha, is_rslora, named, whole, directory)
 
 
 def as_fields(adapter: Adapter, base: str) -> Mapping[str, Any]:
@@ -133,6 +152,10 @@ def as_fields(adapter: Adapter, base: str) -> Mapping[str, Any]:
         "target_modules": list(adapter.target_modules),
         "modules_to_save": list(adapter.modules_to_save) or None,
     }
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _fields(directory: Path, where: str) -> dict[str, Any]:

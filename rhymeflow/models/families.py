@@ -18,6 +18,9 @@ class ModelFamily(NamedTuple):
 
     state: str | None = None
     """Class of those of its modules that carry a state from token to token; None: it has none."""
+    not_called: str | None = None
+    """End of the names of layers whose weights its code uses without calling them: an adapter there
+    would have no effect."""
     not_native: str | None = None
     """Why the native engine does not run it; None: it does, unless layers carry a state."""
     not_vllm: str | None = None
@@ -61,7 +64,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "bamba": ModelFamily("BambaMixer"),
     "falcon_h1": ModelFamily("FalconH1Mixer"),
     "granitemoehybrid": ModelFamily("GraniteMoeHybridMambaLayer"),
-    "jamba": ModelFamily("JambaMambaMixer"),
+    "jamba": ModelFamily("JambaMambaMixer", "dt_proj"),
     "nemotron_h": ModelFamily("NemotronHMamba2Mixer"),
     # Short convolutions
     "lfm2": ModelFamily("Lfm2ShortConv"),
@@ -83,6 +86,17 @@ def check(name: str, model_type: str) -> None:
         raise UserError(
             f"model.name = {name!r}: models of type {model_type!r} are not supported, since none "
             "was compared with transformers; docs/models.md names those that are"
+        )
+
+
+def check_weights(name: str, fields: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the model called `name`, whose `config.json` has these fields, has
+    weights of bitsandbytes."""
+    quantised = fields.get("quantization_config") or {}
+    if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
+        raise UserError(
+            f"model.name = {name!r}: has weights of 4 or 8 bits (bitsandbytes), which are not "
+            "supported, under an adapter (QLoRA) or without; give the model in 16 bits"
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rhymeflow.models.buffers import published_buffers
 from rhymeflow.models.lora import unversioned
 from rhymeflow.weights.manifest import plan
 from rhymeflow.weights.proof import ChecksumMismatch
@@ -29,17 +30,21 @@ PARTS = 16
 
 
 class FrozenBase:
-    """The parameters of `model` that no version changes, or this rank's rows of them, and their
-    digests. With several `ranks`, which have the model's rows, making it is a collective."""
+    """The parameters and buffers of `model` that no version changes, or this rank's rows of them,
+    and their digests. With several `ranks`, which have the model's rows, making it is a
+    collective."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks | None = None) -> None:
-        base = unversioned(model)
-        self._manifest = plan({name: (each.shape, each.dtype) for name, each in base.items()})
+        base: dict[str, Tensor] = dict(unversioned(model))
+        buffers = published_buffers(model, next(iter(base.values())).dtype)
+        whole = (base | buffers).items()
+        self._manifest = plan({name: (each.shape, each.dtype) for name, each in whole})
         self._ranks = ranks
-        self._tensors = {
-            name: each.detach() if ranks is None else ranks.local(each)
-            for name, each in base.items()
-        }
+        if ranks is None:
+            self._tensors = {name: each.detach() for name, each in whole}
+        else:
+            self._tensors = {name: ranks.local(each) for name, each in base.items()}
+            self._tensors |= {n: each[ranks.rows(len(each))] for n, each in buffers.items()}
         digests = row_digests(self._manifest, self._tensors, ranks)
         self._digests = dict(zip(self._tensors, digests, strict=True))
         self._num_checked = 0

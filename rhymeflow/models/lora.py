@@ -32,6 +32,7 @@ from rhymeflow.models.adapter_files import (
     adapter_for,
     as_fields,
 )
+from rhymeflow.models.families import FAMILIES, ModelFamily
 from rhymeflow.models.load import load_config, load_model, shapes_of
 
 _PREFIX = "base_model.model."
@@ -74,6 +75,7 @@ def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTraine
         _check_untied(model, name, module)
         module.requires_grad_(True)
     layers = _targets(model, adapter)
+    names = _names_of(model, layers)
     draw = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
         adapted = LoraLinear(layer, adapter.rank, adapter.scale)
@@ -83,10 +85,9 @@ def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTraine
             adapted.lora_A.data.copy_(values)
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, adapted)
-    names = {name.rpartition(".")[2] for name in layers}
-    resolved = replace(adapter, target_modules=tuple(sorted(names)))  # as other programs read it
+    resolved = replace(adapter, target_modules=names)  # as other programs read it
     model._rhymeflow_adapter = resolved  # type: ignore[assignment]
-    if adapter.directory is not None and not next(model.parameters()).is_meta:
+    if adapter.directory is not None:
         _load(model, adapter.directory)
     return model
 
@@ -97,8 +98,8 @@ def adapter_in(model: nn.Module) -> Adapter | None:
 
 
 def resolved_adapter(config: ModelConfig) -> Adapter | None:
-    """Return the model's adapter, if it has one, with the last parts of its layers' names. Raises
-    `UserError` as `attach` does but for values."""
+    """Return the model's adapter, if it has one, with names that fit its layers and no others.
+    Reads no weights of the model. Raises `UserError` as `attach` does."""
     if (adapter := adapter_for(config)) is None:
         return None
     return adapter_in(attach(shapes_of(load_config(config)), adapter))
@@ -155,8 +156,10 @@ def call_without_adapter(
 def save_adapter(
     directory: Path, adapter: Adapter, base: str, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write an adapter's directory for peft; `tensors` are `versioned`, `base` names the model."""
-    text = json.dumps(as_fields(adapter, base), indent=2)
+    """Write an adapter's directory for peft; `tensors` are `versioned`, `base` names the model. A
+    relative path is made absolute: elsewhere it might be another model's."""
+    name = str(Path(base).absolute()) if Path(base).is_dir() else base
+    text = json.dumps(as_fields(adapter, name), indent=2)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     values = {_in_file(name): each.detach().contiguous() for name, each in tensors.items()}
     save_file(values, directory / WEIGHTS, metadata={"format": "pt"})
@@ -186,13 +189,34 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
-    head, names = model.get_output_embeddings(), adapter.target_modules
-    modules = model.named_modules()
+def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """Return the layers that can be adapted, and the output head."""
+    modules, kind = model.named_modules(), model.config.model_type
     linear = {n: m for n, m in modules if isinstance(m, nn.Linear) and type(m) is nn.Linear}
-    if names == (ALL_LINEAR,):
-        return {name: each for name, each in linear.items() if each is not head}
+    unused = FAMILIES.get(kind, ModelFamily()).not_called
+    return {n: m for n, m in linear.items() if unused is None or not _is_named(n, unused)}
+
+
+def _names_of(model: PreTrainedModel, layers: Mapping[str, nn.Linear]) -> tuple[str, ...]:
+    """Return the last parts of the layers' names; their whole names if others have these too."""
+    ends = {name.rpartition(".")[2] for name in layers}
+    others = _linear(model).keys() - layers.keys()
+    is_shared = any(_is_named(name, end) for name in others for end in ends)
+    return tuple(sorted(layers if is_shared else ends))
+
+
+def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
+    """Return the layers that are adapted, in the model's order; as in peft, none that is trained
+    whole."""
+    head, names = model.get_output_embeddings(), adapter.target_modules
+    whole = {id(each) for _, module in _saved_modules(model, adapter) for each in module.modules()}
+    linear = {name: each for name, each in _linear(model).items() if id(each) not in whole}
     found: dict[str, nn.Linear] = {}
+    if names == (ALL_LINEAR,):
+        if not (found := {name: each for name, each in linear.items() if each is not head}):
+            kind = model.config.model_type
+            raise UserError(f"model.lora: a model of type {kind!r} has no linear layers to adapt")
+        return found
     for target in names:
         matching = {name: each for name, each in linear.items() if _is_named(name, target)}
         if not matching:
@@ -203,7 +227,7 @@ def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
         found |= matching
     if head in found.values():
         raise UserError("model.lora.target_modules: the output head is not adapted")
-    return found
+    return {name: each for name, each in linear.items() if name in found}
 
 
 def _saved_modules(model: PreTrainedModel, adapter: Adapter) -> list[tuple[str, nn.Module]]:
@@ -261,7 +285,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a model with its adapter, if it has one. To be trained, an adapter is float32: with
     `seed`, from which a new one is drawn. Raises `UserError` as `load_model` and `attach` do."""
-    model, adapter = load_model(config, dtype=dtype, device=device), adapter_for(config)
+    adapter = resolved_adapter(config)  # refused, if it is, before the model is read
+    model = load_model(config, dtype=dtype, device=device)
     if adapter is not None:
         attach(model, adapter, seed or 0)
         if seed is None:

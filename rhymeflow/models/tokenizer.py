@@ -15,16 +15,21 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from rhymeflow.config import Config, ModelConfig
 from rhymeflow.errors import UserError
+from rhymeflow.models.adapter_files import is_adapter
 from rhymeflow.models.source import Source, explained, offline, readable
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, with its chat template if it has one; a missing pad token becomes eos.
+    """Load the tokenizer, with its chat template if it has one; a missing pad token becomes eos. An
+    adapter may have one of its own.
 
     Its new attribute `num_embeddings` is the number of the model's embeddings, which bounds
     `TokenIds`. Raises `UserError` if it cannot be read.
     """
-    source = readable(config) if config.tokenizer is None else _source_of(config.tokenizer)
+    name, folder = config.tokenizer, Path(config.name).expanduser()
+    if name is None and is_adapter(folder) and (folder / "tokenizer_config.json").is_file():
+        name = config.name
+    source = readable(config) if name is None else _source_of(name)
     has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
     with explained(source, "the tokenizer"):
         options = _config_of(Path(source.location)) if has_model else {}

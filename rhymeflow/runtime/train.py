@@ -25,6 +25,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
+from rhymeflow.models.source import other_base
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
@@ -162,7 +163,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             check_rows(suite.config, suite.prompts[:NUM_CHECKED])
             notes.append(check_calls(config, tokenizer, suite.prompts, tools.get(name)))
         started.result()
-    notes.append(tokenizers.unseen_tokens(config, tokenizer))
+    notes += [tokenizers.unseen_tokens(config, tokenizer), other_base(config.model)]
     for note in dict.fromkeys(filter(None, notes)):
         reporter.warn(note)
     if walls := check.walls_note(config):

@@ -97,7 +97,7 @@ class Trainer:
         fields: dict[str, Any] = {"run.output_dir": str(run_dir)}
         if model is not None:
             fields["model.name"] = inputs.model(model, processing_class)
-            if frozen := frozen_in(model):
+            if not given.model.lora.is_used and (frozen := frozen_in(model)):
                 names = dict.fromkeys([*given.learner.frozen_parameters, *frozen])
                 fields["learner.frozen_parameters"] = list(names)
             if processing_class is not None and isinstance(model, str | Path):

@@ -33,7 +33,7 @@ from rhymeflow.learner.ranks import (
 )
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
-from rhymeflow.models.load import load_model, resolve_dtype
+from rhymeflow.models.load import resolve_dtype
 from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
@@ -230,10 +230,10 @@ class LearnerProcess:
         """Return the teacher, whole or as `_load` does, as arguments of the learner."""
         check_teacher(model, tokenizer)
         if self.ranks.count == 1:
-            whole = load_model(model, dtype=dtype, device=device)
+            whole = load_policy(model, dtype=dtype, device=device)
             return {"teacher": fix_longrope(whole, self.config)}
-        rows = WeightRows(model)
-        return {"teacher": fix_longrope(rows.skeleton(), self.config), "read_teacher": rows.read}
+        skeleton, read = policy_rows(model, dtype=dtype, seed=self.config.run.seed)
+        return {"teacher": fix_longrope(skeleton, self.config), "read_teacher": read}
 
     def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:

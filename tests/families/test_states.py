@@ -5,14 +5,16 @@ import copy
 import pytest
 import torch
 
-from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
+from rhymeflow.config import LearnerConfig, LoraConfig, ModelConfig, RolloutConfig
 from rhymeflow.learner.logprobs import recompute_layers
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.policy import proved_scorer
 from rhymeflow.models import state
+from rhymeflow.models.adapter_files import adapter_of
 from rhymeflow.models.families import FAMILIES
 from rhymeflow.models.load import check_native
-from tests.families.cases import STATES, eager, save
+from rhymeflow.models.lora import attach, draw_adapter, merge
+from tests.families.cases import STATES, eager, model_of, save
 from tests.families.checks import (
     TOLERANCE,
     backward,
@@ -37,6 +39,19 @@ def test_the_learner_computes_the_model_and_the_native_engine_refuses_it(name, t
         kinds = {type(module).__name__ for module in model.modules()}
         assert FAMILIES[name.split()[0]].state in kinds
     check_learner(model, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STATES)
+def test_an_adapter_has_its_effect_wherever_it_is(name):
+    """As if added to the weights; code that uses a layer's weight without calling it ignores it."""
+    model = attach(model_of(name), adapter_of(LoraConfig(rank=2)))
+    draw_adapter(model)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[3, 17, 5, 99, 40, 2, 8, 8, 61]])
+    found = model(input_ids=ids, use_cache=False).logits
+    expected = merge(model)(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 ONE_OF_EACH = ("falcon_h1", "jamba", "lfm2", "qwen3_next")

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.native_engine import NativeEngine
+from rhymeflow.errors import UserError
 from rhymeflow.learner.learner import Learner
 from rhymeflow.models.frozen_base import PARTS
 from rhymeflow.models.load import load_model
@@ -74,6 +75,18 @@ def test_gradients_are_those_of_peft(config):
     expected, _ = gradients(twin, made_up_batch(seed=1))
     expected = {n.removesuffix(".default.weight"): g for n, g in expected.items() if "lora_" in n}
     close(found, expected, 1e-5)
+
+
+def test_what_is_frozen_in_any_case_is_not_frozen_by_name(config):
+    with pytest.raises(
+        UserError, match=r"'\*embed\*' matches no parameter that is trained; .*lora_A"
+    ):
+        make_learner(config, frozen_parameters=["*embed*"])
+    learner = make_learner(config, frozen_parameters=["*layers.0*"])
+    learner.train(made_up_batch(), 0)
+    changed = {name for name, each in learner.rows().items() if name.endswith("B") and each.any()}
+    assert changed
+    assert all(".layers.1." in name for name in changed)
 
 
 def test_the_reference_is_the_model_without_the_adapter(config):

@@ -1,6 +1,7 @@
 """What an adapter computes in model, learner and engine is what peft computes from its files."""
 
 import json
+from dataclasses import replace
 
 import peft
 import pytest
@@ -9,12 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rhymeflow import check, memory
-from rhymeflow.config import LoraConfig, ModelConfig
+from rhymeflow.cli.dry_run import _check_room
+from rhymeflow.config import Config, LoraConfig, ModelConfig
 from rhymeflow.engine.native import body
-from rhymeflow.engine.vllm.supported import check_supported
+from rhymeflow.engine.vllm.supported import check_adapted, check_supported
 from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for
-from rhymeflow.models.load import load_model
+from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for, adapter_of
+from rhymeflow.models.buffers import buffers_of
+from rhymeflow.models.frozen_base import PARTS, FrozenBase
+from rhymeflow.models.load import load_config, load_model
 from rhymeflow.models.lora import (
     LoraLinear,
     adapter_in,
@@ -27,7 +31,12 @@ from rhymeflow.models.lora import (
     versioned,
     without_adapter,
 )
+from rhymeflow.models.source import check_files, other_base
+from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.runtime import disk_space
+from rhymeflow.weights.proof import ChecksumMismatch
 from tests.engine.models import make_engine, make_requests, run, tiny_model
+from tests.families import cases
 from tests.learner.builders import tiny_model as mixture
 from tests.refused import refusal
 from tests.runtime.tiny import tiny_config
@@ -72,11 +81,21 @@ def logits(model, ids=IDS):
     return model(input_ids=ids, use_cache=False).logits[0]
 
 
+@pytest.fixture
+def unread(monkeypatch):
+    """Whatever is refused is refused before a model is read."""
+    monkeypatch.setattr("rhymeflow.models.lora.load_model", None)
+
+
 SHAPES = [
     {"rank": 4},
     {"rank": 4, "alpha": 3.0, "use_rslora": True},
     {"rank": 2, "target_modules": ("q_proj", "up_proj", "mlp.down_proj")},
-]
+    {  # a layer's alone; of what is trained whole, nothing is adapted
+        "rank": 3, "target_modules": ("layers.1.self_attn.q_proj", "down_proj"),
+        "modules_to_save": ("lm_head", "layers.0.mlp"),
+    },
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", SHAPES)
@@ -85,6 +104,9 @@ def test_peft_computes_the_same_from_the_files(base, tmp_path, fields):
     directory = saved(model, tmp_path / "adapter")
     found, expected = logits(model), logits(in_peft(base, directory))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    own = load_policy(ModelConfig(name=str(directory)), dtype=torch.float32, device=CPU)
+    assert versioned(own).keys() == versioned(model).keys()
+    assert torch.equal(logits(own), found)
     with without_adapter(model):
         without = logits(model)
     torch.testing.assert_close(
@@ -163,10 +185,16 @@ def test_new_values_change_nothing_and_follow_from_the_seed(base):
         ({"modules_to_save": ("nrom",)}, "modules_to_save: 'nrom' is the end of no module's name"),
     ],
 )
-def test_names_that_fit_nothing_are_refused(tmp_path, fields, message):
+def test_names_that_fit_nothing_are_refused(tmp_path, unread, fields, message):
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=message):
         adapted(tmp_path, rank=2, **fields)
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path, unread):
+    cases.save("gpt2", tmp_path)
+    with pytest.raises(UserError, match="a model of type 'gpt2' has no linear layers to adapt"):
+        adapted(tmp_path, rank=2)
 
 
 def test_tied_modules_are_not_trained_whole(tmp_path):
@@ -186,12 +214,16 @@ def test_tied_modules_are_not_trained_whole(tmp_path):
         ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
         ({"target_modules": ".*proj"}, "target_modules = "),
         ({"r": 5}, r"is \[4, 48\], in this model \[5, 48\]"),
+        ({"r": 0}, "has r = 0 and lora_alpha = 8; both are above 0"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4' in"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save = 'lm_head' in"),
         ({"target_modules": ["q_proj"]}, r"has base_model.model.model.layers.0.mlp.down_proj"),
     ],
 )
-def test_other_adapters_are_refused(tmp_path, changes, message):
+def test_other_adapters_are_refused(tmp_path, request, changes, message):
     tiny_model().save_pretrained(tmp_path / "base")
     directory = saved(adapted(tmp_path / "base", rank=4), tmp_path / "adapter")
+    request.getfixturevalue("unread")
     fields = json.loads((directory / CONFIG).read_text())
     (directory / CONFIG).write_text(json.dumps(fields | changes))
     with pytest.raises(UserError, match=message):
@@ -208,6 +240,12 @@ def test_other_adapters_are_refused(tmp_path, changes, message):
 def test_vllm_has_no_place_for_some(tmp_path, fields, message):
     config = tiny_config(tmp_path, model={"lora": fields}, rollout={"engine": "vllm"})
     assert message in refusal(check.check_adapter, config)
+
+
+@pytest.mark.parametrize("name", [*cases.EXPERTS, "mixtral", "qwen2_moe", "gpt_oss"])
+def test_vllm_is_asked_for_no_mixture_with_an_adapter(name):
+    found = refusal(check_adapted, Config(), cases.config_of(name))
+    assert "an adapter of a mixture of experts" in found
 
 
 def test_vllm_does_not_compute_experts_beside_an_adapter(tmp_path):
@@ -252,6 +290,75 @@ def test_the_plan_counts_what_an_adapter_trains(tmp_path):
     of_layers = 2 * (without.num_parameters - without.num_outside) / without.num_layers
     gathered = ranks["gathered: embeddings, head and two layers"]
     assert gathered == 2 * 2 * (without.num_outside + of_layers)  # each rank, without a gradient
+
+
+def test_a_router_whose_bias_changes_is_found():
+    """It is a buffer, which an engine reads from the model's files as what is under an adapter."""
+    model = attach(cases.model_of("glm4_moe"), adapter_of(LoraConfig(rank=2)))
+    base, (name, bias) = FrozenBase(model), next(iter(buffers_of(model).items()))
+    bias += 1e-3
+    assert not torch.equal(FrozenBase(model).checksum, base.checksum)
+
+    def all_parts():
+        for _ in range(PARTS):
+            base.check_part()
+
+    with pytest.raises(ChecksumMismatch, match=f"changed in place .*{name}"):
+        all_parts()
+
+
+def test_weights_of_bitsandbytes_are_refused_by_name(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    for reads in (check_files, load_config):
+        assert "(bitsandbytes), which are not supported" in refusal(reads, configured(tmp_path))
+
+
+def test_an_adapter_knows_its_model(tmp_path, monkeypatch):
+    """Also from elsewhere; on another model it is said."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("base", "other"):
+        tiny_model().save_pretrained(name)
+    directory = str(saved(adapted("base", rank=4), tmp_path / "adapter"))
+    monkeypatch.chdir("/")
+    load_policy(ModelConfig(name=directory), dtype=torch.float32, device=CPU)
+    assert other_base(configured(tmp_path / "base", adapter=directory)) is None
+    assert other_base(configured(tmp_path / "base", rank=4)) is None
+    said = other_base(configured(tmp_path / "other", adapter=directory))
+    assert said.endswith(
+        f"was trained on '{tmp_path}/base', and is put on model.name = '{tmp_path}/other'"
+    )
+
+
+def test_an_adapters_own_tokenizer_is_read(tmp_path):
+    """What it was trained with may be another one than the model's."""
+    base = tiny_config(tmp_path).model
+    directory = saved(adapted(base.name, rank=4), tmp_path / "adapter")
+    named = ModelConfig(name=str(directory))
+    tokenizer = load_tokenizer(named)
+    assert tokenizer.get_vocab() == load_tokenizer(base).get_vocab()
+    tokenizer.chat_template = "{{ messages[0].content }}="
+    tokenizer.save_pretrained(directory)
+    assert load_tokenizer(named).chat_template == tokenizer.chat_template
+
+
+def test_an_adapter_is_given_once(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    directory = saved(adapted(tmp_path / "base", rank=4), tmp_path / "adapter")
+    twice = ModelConfig(name=str(directory), lora=LoraConfig(rank=4))
+    assert "is an adapter already" in refusal(adapter_for, twice)
+
+
+def test_its_checkpoints_need_little_room(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, model={"lora": {"rank": 2}})
+    model = memory.model_here(config)
+    count = config.run.save_total_limit + 1
+    free = disk_space.LOG_BYTES + count * 16 * model.num_adapter  # float32, and masters and moments
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: free)
+    _check_room(config, model, tmp_path)
+    assert "checkpoints of" in refusal(_check_room, config, replace(model, num_adapter=0), tmp_path)
 
 
 def test_damaged_values_are_refused(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow import cli
-from rhymeflow.config import ModelConfig
+from rhymeflow import cli, memory
+from rhymeflow.config import Config, LoraConfig, ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS
 from rhymeflow.models.tokenizer import load_tokenizer
@@ -141,7 +141,12 @@ def test_an_adapter_is_fine_tuned_asked_and_merged(
     first, merged = tmp_path / "first", tmp_path / "merged"
     common = ["--data", data, "--sft.tokens_per_batch", 40, "--learner.num_threads", 1]
     common += ["--sft.learning_rate", 0.05, "--sft.max_steps", 40, "--model.dtype", "float32"]
-    assert sft("--model", model, "--sft.output_dir", first, "--lora", 4, *common) == 0
+    training = ["--model", model, "--sft.output_dir", first, "--lora", 4, *common]
+    assert sft(*training, "--dry-run") == 0
+    config = ModelConfig(name=str(model), dtype="float32", lora=LoraConfig(rank=4))
+    size = memory.model_here(Config(model=config)).num_adapter * 4 * 4
+    assert f"AdamW's moments take {memory.size_text(size)}" in capsys.readouterr().out
+    assert sft(*training) == 0
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert losses[-1] < losses[0] - 0.05  # the head is frozen, and its logits are small
     assert {each.name for each in first.iterdir()} >= {CONFIG, WEIGHTS, "tokenizer.json"}

@@ -25,7 +25,7 @@ pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_TOKENS = 20
 LORA = {"model.lora.rank": "6", "model.lora.alpha": "9"}  # narrower than vLLM's place
-FEW = {"model.lora.target_modules": "[q_proj, v_proj, up_proj, mlp.down_proj]"}
+FEW = {"model.lora.target_modules": "[layers.1.self_attn.q_proj, v_proj, up_proj, mlp.down_proj]"}
 
 
 class Adapted:

@@ -7,17 +7,22 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+import torch
 
 from rhymeflow import check, memory
-from rhymeflow.config import Config, ModelConfig
+from rhymeflow.config import Config, DistillationConfig, ModelConfig
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.data.prompts import Prompt, told
+from rhymeflow.learner.ranks import Ranks
+from rhymeflow.models.adapter_files import adapter_for
+from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, save_adapter, versioned
 from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.train import train
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.restore import teacher_prompts
 from tests.refused import refusal
 from tests.runtime.tiny import save_model, tiny_config
@@ -70,6 +75,41 @@ def test_a_teacher_with_other_tokens_or_no_files_is_refused(tmp_path) -> None:
     gone = tiny_config(tmp_path, learner={"distillation": {"teacher": str(tmp_path / "gone")}})
     said = refusal(check.before_start, gone)
     assert said.startswith("learner.distillation.teacher: model.name = ")
+
+
+def test_a_teacher_may_be_an_adapter(tmp_path, monkeypatch) -> None:
+    """It is the model with it, whole or for ranks, and has nothing of the policy's adapter."""
+    config = tiny_config(tmp_path, model={"lora": {"rank": 2, "target_modules": ["q_proj"]}})
+    cpu = torch.device("cpu")
+    tokenizer = load_tokenizer(config.model)
+    model = load_policy(config.model, dtype=torch.float32, device=cpu, seed=0)
+    draw_adapter(model)
+    (directory := tmp_path / "adapter").mkdir()
+    save_adapter(directory, adapter_in(model), config.model.name, versioned(model))
+    tokenizer.save_pretrained(directory)
+
+    @torch.no_grad()
+    def logits(model):
+        model.set_attn_implementation("eager")
+        return model(torch.tensor([[3, 4, 5]])).logits
+
+    expected = logits(model)
+    process = LearnerProcess.__new__(LearnerProcess)
+    process.config = config
+    own = ModelConfig(name=str(directory))
+    found = process._teacher(own, tokenizer, torch.float32, cpu)["teacher"]
+    torch.testing.assert_close(logits(found), expected)
+    process.ranks = Ranks(0, 2)
+    sharded = process._teacher(own, tokenizer, torch.float32, cpu)
+    with torch.no_grad():
+        for name, each in sharded["teacher"].named_parameters():
+            each.copy_(sharded["read_teacher"](name, slice(0, len(each))))
+    torch.testing.assert_close(logits(sharded["teacher"]), expected)
+    proved = []
+    monkeypatch.setattr(check, "prove", lambda config, **_: proved.append(config.model))
+    teaching = config.changed(learner={"distillation": DistillationConfig(teacher=str(directory))})
+    check._check_teacher(teaching, tokenizer, [])
+    assert [adapter_for(each).directory for each in proved] == [directory]
 
 
 def test_the_teachers_prompt_takes_the_rows_columns() -> None:

@@ -50,7 +50,7 @@ def adapter_args(config: Config) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": 1,
         "max_lora_rank": next(rank for rank in ADAPTER_RANKS if rank >= adapter.rank),
-        "lora_target_modules": list(adapter.target_modules),
+        "lora_target_modules": sorted({n.rpartition(".")[2] for n in adapter.target_modules}),
     }
 
 

@@ -24,7 +24,8 @@ from rhymeflow.models.families import FAMILIES, carries_state
 from rhymeflow.models.load import load_config
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of a mixture's configuration; beside an adapter vLLM computes experts in another way."""
+"""Ends of fields of a mixture's configuration. Beside an adapter vLLM computes experts in another
+way."""
 _SECONDS = 120
 """Time that vLLM may take to be imported; usually five seconds."""
 _ASK = """
@@ -62,13 +63,8 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
     names = architectures(hf_config)
     modules = [known[name] for name in names if name in known]
     is_own = any(not module.endswith(".transformers") for module in modules)
-    text_config = hf_config.get_text_config()
-    has_experts = any(getattr(text_config, name, None) for name in _EXPERTS)
-    if has_experts and adapter_for(config.model) is not None:
-        raise UserError(
-            f"model.lora: vLLM {SUPPORTED} is not used for an adapter of a mixture of experts, as "
-            f"model.name = {config.model.name!r} is; rollout.engine = 'native' samples from it"
-        )
+    if adapter_for(config.model) is not None:
+        check_adapted(config, hf_config)
     if not carries_state(hf_config.to_dict()):
         return
     if config.rollout.vllm_tensor_parallel_size > 1:
@@ -81,6 +77,16 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
         raise UserError(
             f"rollout.engine = 'vllm': vLLM {SUPPORTED} has no {' or '.join(names)} "
             f"(model.name = {config.model.name!r}), whose layers carry a state from token to token"
+        )
+
+
+def check_adapted(config: Config, hf_config: PreTrainedConfig) -> None:
+    """Raise `UserError` unless vLLM computes an adapter of the model."""
+    fields = hf_config.get_text_config().to_dict().items()
+    if any(name.endswith(_EXPERTS) and value for name, value in fields):
+        raise UserError(
+            f"model.lora: vLLM {SUPPORTED} is not used for an adapter of a mixture of experts, as "
+            f"model.name = {config.model.name!r} is; rollout.engine = 'native' samples from it"
         )
 
 
