@@ -109,7 +109,7 @@ def with_cost_model(config: Config) -> Config:
 
 def profile_of(config: Config) -> profiles.Profile:
     """Return the profile of the cluster's costs. Raises `UserError` if there is none, or it is of
-    instances with another number of GPUs than vLLM's."""
+    instances with another number of GPUs than vLLM's, or of an adapter, and the model has none."""
     if (emulated := emulation.profile_of(config)) is not None:
         return emulated
     profile = profiles.load(config.simulation.profile or config.schedule.cost_model)
@@ -118,6 +118,11 @@ def profile_of(config: Config) -> profiles.Profile:
         raise UserError(
             f"schedule.cost_model = {profile.name!r} is of instances of {each} GPUs, and "
             f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}"
+        )
+    if profile.of_adapter and not config.model.lora.is_used:
+        raise UserError(
+            f"schedule.cost_model = {profile.name!r} is of training an adapter, and without "
+            "model.lora all weights are trained"
         )
     return profile
 

@@ -409,6 +409,7 @@ def fitted(
         pull=times["pulls"],
         devices_per_instance=config.rollout.vllm_tensor_parallel_size,
         kv_capacity=log.kv_capacity,
+        of_adapter=config.model.lora.is_used,
     )
     return Calibration(profile, tuple(qualities))
 

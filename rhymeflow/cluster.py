@@ -7,13 +7,16 @@ Starts nothing. The plan places workers on GPUs by `placement.py`, and estimates
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from rhymeflow import build, emulation, memory, placement
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
+from rhymeflow.models.frozen_base import PARTS
 from rhymeflow.placement import Node
+from rhymeflow.profiles import Profile
 
 TOKEN_BYTES = 10
 """Bytes in the store per generated token: eight for the token and its log-probability
@@ -64,6 +67,30 @@ def model_of(config: Config) -> ModelSize:
             f"{config.model.name}"
         )
     return model
+
+
+def adapted(profile: Profile, config: Config) -> Profile:
+    """Return the profile with the costs of the configuration's adapter, if it has one.
+
+    Of the eight operations on a weight for each token, one without a gradient takes six. The
+    optimizer's traffic, and what is published and pulled, are the adapter's; the learner, and the
+    native engine, also hash a part of the weights under it.
+    """
+    if not config.model.lora.is_used or profile.of_adapter:
+        return profile
+    model = memory.model_on_gpus(config)
+    share = model.num_adapter / model.num_parameters
+    train_token = (6 / 8 + share) * profile.train_token
+    is_hashed = config.rollout.engine == "native"
+    return replace(
+        profile,
+        of_adapter=True,
+        train_token=train_token,
+        measure_token=min(profile.measure_token, train_token),
+        train_step=share * profile.train_step,
+        push=(share + 1 / PARTS) * profile.push,
+        pull=(share + is_hashed / PARTS) * profile.pull,
+    )
 
 
 def max_prompt(config: Config) -> int:
@@ -213,7 +240,7 @@ def _rates(config: Config, model: ModelSize) -> Iterator[str]:
     learner never waits. `rhymeflow simulate` takes lengths, pulls and staleness into account.
     Raises `UserError` if the cost model is of another number of GPUs."""
     rollout, workload = config.rollout, config.simulation.workload
-    profile = build.profile_of(config)
+    profile = adapted(build.profile_of(config), config)
     cost = profile.cost(config.learner.num_ranks)
     mean = workload.mean_length or rollout.max_completion_length / 4
     cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response

@@ -274,6 +274,8 @@ class Config(Section):
                 if getattr(emulation, name) != getattr(EmulationConfig(), name):
                     yield f"emulation.{name}: has no effect without emulation.profile"
             return
+        if self.model.lora.is_used:
+            yield "model.lora: not with emulation.profile, whose times are of training all weights"
         if emulation.devices is None:
             yield "emulation.devices: needed with emulation.profile, the devices of the cluster"
         if self.runtime != "local" or self.rollout.engine != "native":

@@ -55,6 +55,8 @@ class Profile:
     devices_per_instance: PositiveInt
     kv_capacity: PositiveInt
     """Tokens that the KV cache of one instance holds."""
+    of_adapter: bool = False
+    """Whether an adapter was trained, not all weights."""
 
     def cost(self, train_devices: int) -> CostModel:
         """Return the cost model of a run whose learner has `train_devices` devices."""

@@ -21,7 +21,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.result import SimulationResult
-from rhymeflow.sim.simulate import run
+from rhymeflow.sim.simulate import run, with_adapter
 from rhymeflow.sim.workload import RecordedWorkload
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_in_force, store_of
@@ -87,7 +87,7 @@ def advise(run_dir: Path) -> Advice:
     groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
     lengths = RecordedWorkload(run_dir, config, newest=groups)
     profile = emulation.profile_of(config) or dataclasses.replace(
-        profiles.load(config.schedule.cost_model), devices_per_instance=1
+        with_adapter(profiles.load(config.schedule.cost_model), config), devices_per_instance=1
     )
 
     def simulated(changes: Mapping[str, int]) -> SimulationResult:

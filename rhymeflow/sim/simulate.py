@@ -93,7 +93,7 @@ def run(
             f"learner.max_steps = {config.learner.max_steps}"
         )
     config = build.with_cost_model(config)
-    profile = profile or build.profile_of(config)
+    profile = profile or with_adapter(build.profile_of(config), config)
     if config.cluster.nodes is not None and not config.is_colocated:
         placement.place(config)  # or refuse it
     num_instances, per_instance = config.rollout.num_instances, profile.devices_per_instance
@@ -125,6 +125,15 @@ def run(
     instances, devices = counted(num_instances, "instance"), counted(train_devices, "device")
     described = f"{instances} of {profile.description}; trained on {devices}"
     return result(cluster, config, described, uncounted)
+
+
+def with_adapter(profile: Profile, config: Config) -> Profile:
+    """Return the profile with the costs of the configuration's adapter, if it has one."""
+    if config.model.lora.is_used:
+        from rhymeflow.cluster import adapted  # loads torch
+
+        profile = adapted(profile, config)
+    return profile
 
 
 def _recovery(config: Config, plan: Plan) -> Recovery:

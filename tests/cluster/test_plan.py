@@ -10,6 +10,7 @@ import pytest
 
 from rhymeflow import cli, memory, placement, profiles
 from rhymeflow import cluster as plan
+from rhymeflow.config import LoraConfig
 from rhymeflow.config.load import dump_config, parse_config, read_config
 from rhymeflow.models import load
 from rhymeflow.sim import simulate
@@ -90,6 +91,30 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
     rollout, learner, both = (int(each.replace(",", "")) for each in rates)
     assert both == rollout < learner
     assert 0.55 * both < found.response_throughput < both
+
+
+def test_an_adapter_has_costs_of_its_own() -> None:
+    """Six operations a weight and token, eight for the adapter's; vLLM reads its bytes alone."""
+    config = read_config("qwen3_8b_1gpu")
+    profile, model = profiles.load(config.schedule.cost_model), model_of("qwen3_8b_1gpu")
+    whole, own = model.num_parameters, model.num_adapter
+    found = plan.adapted(profile, config)
+    train = profile.train_token * (6 * whole + 8 * own) / (8 * whole)
+    assert found.train_token == found.measure_token == pytest.approx(train)
+    assert found.pull == pytest.approx(profile.pull * own / whole)
+    assert found.push == pytest.approx(profile.push * (own / whole + 1 / 16))
+    assert (found.k1, found.k2, found.prefill_token) == (
+        profile.k1, profile.k2, profile.prefill_token
+    )  # fmt: skip
+    assert plan.adapted(found, config) == found
+    without = config.changed(model={"lora": LoraConfig()})
+    assert plan.adapted(profile, without) == profile
+    rate = re.compile(r"learner +([\d,]+) tokens/s")
+    by_adapter, by_all = (
+        float(rate.search("\n".join(plan._rates(each, model)))[1].replace(",", ""))
+        for each in (config, without)
+    )
+    assert by_adapter / by_all == pytest.approx(profile.train_token / train, rel=1e-3)
 
 
 def test_rates_are_of_the_model_or_not_known() -> None:
@@ -182,6 +207,11 @@ REFUSED = {
         "qwen3_1gpu",
         {"cluster.gpu_memory_gb": "40"},
         "learner and engine take 52.[0-9]+ GB",
+    ),
+    "a mixture's adapter in vLLM": (
+        "qwen3_30b_a3b_16x8",
+        {"model.lora.rank": "16"},
+        "model.lora: vLLM 0.32 is not used for an adapter of a mixture of experts, as model.name",
     ),
     "heads that cannot be divided": (
         "qwen3_8gpus",

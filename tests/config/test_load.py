@@ -299,6 +299,10 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         ({"model.lora.alpha": 8.0}, "model.lora: alpha has no effect without `rank`"),
         ({"model.lora.adapter": "d", "model.lora.rank": 2}, "model.lora: rank is given, which the"),
         (
+            {"model.lora.rank": 2, "emulation.profile": "qwen3-8b-h800"},
+            "model.lora: not with emulation.profile",
+        ),
+        (
             {"learner.optimizer": "muon", "num_ranks": 2},
             "learner.optimizer = 'muon': not with learner.num_ranks = 2 yet",
         ),

@@ -12,9 +12,9 @@ from statistics import fmean
 
 import pytest
 
-from rhymeflow import profiles
+from rhymeflow import memory, profiles
 from rhymeflow.cli import main
-from rhymeflow.config import Config
+from rhymeflow.config import Config, LoraConfig
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.core.events import Observed, TurnEnded
 from rhymeflow.core.strategies.schedules import SCHEDULES
@@ -210,6 +210,23 @@ def test_synchronous_steps_are_the_sum_of_their_parts(tmp_path: Path) -> None:
     assert found.staleness == {0: STEPS * responses}
     assert (found.tokens_generated, found.tokens_wasted) == (STEPS * responses * LENGTH, 0)
     assert (found.pulls, found.preemptions, found.interrupts) == (2 * (STEPS - 1), 0, 0)
+
+
+def test_an_adapter_takes_its_own_bytes_and_no_gradient_of_what_is_under_it(tmp_path) -> None:
+    own = {"model__name": "recipe:demo", "model__lora__rank": 8}
+    found = run(config := a_config(tmp_path, **own), Constant())
+    model = memory.model_on_gpus(config)
+    share = model.num_adapter / model.num_parameters
+    tokens = train_seconds() - PROFILE.train_step
+    training = PROFILE.train_step * share + tokens * (6 / 8 + share)
+    moved = (PROFILE.push + PROFILE.pull) * (share + 1 / 16)  # a part of the model is hashed
+    step = rollout_seconds() + training + moved
+    assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
+    profiles.save(dataclasses.replace(PROFILE, of_adapter=True), tmp_path / "profile.json")
+    step = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
+    assert run(config, Constant()).step_seconds[1] == pytest.approx(step, rel=1e-6)
+    with pytest.raises(UserError, match="is of training an adapter, and without"):
+        run(config.changed(model={"lora": LoraConfig()}), Constant())
 
 
 def test_one_step_overlaps_the_two(tmp_path: Path) -> None:
