@@ -47,6 +47,7 @@ SETUPS: tuple[dict[str, str], ...] = (
     {},
     {"weights.transport": "delta"},
     {"weights.transport": "delta", "learner.num_ranks": "2"},
+    {"weights.transport": "delta", "model.lora.rank": "8"},
 )
 """What dense runs change besides, by turns of the seed. With ranks, a fault of the learner meets
 one of them."""

@@ -1,7 +1,8 @@
 """How far apart engine and learner compute a policy that does not change, for each type of models.
 
 Small random models (`tests/families`) in bfloat16: the engine samples, the learner scores the same
-tokens under the same weights. What is left is rounding, which off-policy corrections see.
+tokens under the same weights. What is left is rounding, which off-policy corrections see. With
+`--lora`, the policy is the model with a random adapter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
+from rhymeflow.config import LearnerConfig, LoraConfig, ModelConfig, RolloutConfig
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms.losses import mismatch
@@ -22,7 +23,8 @@ from rhymeflow.learner.packing import pack
 from rhymeflow.learner.policy import proved_scorer
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.families import FAMILIES, carries_state
-from rhymeflow.models.load import load_config, load_model
+from rhymeflow.models.load import load_config
+from rhymeflow.models.lora import draw_adapter, load_policy
 from rhymeflow.models.precision import resolve_device
 from tests.families import cases
 
@@ -33,11 +35,13 @@ DTYPES = ("float32", "bfloat16")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = [name for group in cases.GROUPS for name in group]
     harness.add_choice(parser, "--case", dict.fromkeys(names))
+    harness.add_number(parser, "--lora", None, "rank of an adapter")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     names = args.case or [name for group in cases.GROUPS for name in group]
-    rows = [row for name in names if (row := measured(name)) is not None]
+    lora = LoraConfig(rank=args.lora or 0)
+    rows = [row for name in names if (row := measured(name, lora)) is not None]
     notes = (
         f"{NUM_PROMPTS * NUM_MEMBERS} responses of {RESPONSE} tokens at temperature 1; models of "
         f"two layers and {cases.SIZES['vocab_size']} tokens."
@@ -45,12 +49,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return harness.report("families", rows, [], args, notes)
 
 
-def measured(name: str) -> dict[str, Any] | None:
+def measured(name: str, lora: LoraConfig) -> dict[str, Any] | None:
     """The row of a case; None if the native engine does not run it."""
     row: dict[str, Any] = {"model": name}
     with TemporaryDirectory() as folder:
         cases.save(name, Path(folder))
-        config = ModelConfig(name=folder)
+        config = ModelConfig(name=folder, lora=lora)
         hf_config = load_config(config)
         if FAMILIES[hf_config.model_type].not_native or carries_state(hf_config.to_dict()):
             return None
@@ -62,7 +66,8 @@ def measured(name: str) -> dict[str, Any] | None:
 
 def mismatch_of(config: ModelConfig, dtype: torch.dtype) -> tuple[float, float]:
     """Metrics `off_policy/mismatch_kl` and `max_ratio` of responses that the engine samples."""
-    model = load_model(config, dtype=dtype, device=resolve_device(config))
+    model = load_policy(config, dtype=dtype, device=resolve_device(config))
+    draw_adapter(model)
     scorer = proved_scorer(model, RolloutConfig(), LearnerConfig(max_steps=1))
     samples = sampled(model)
     (row,) = pack(samples, range(len(samples)), 10**6)

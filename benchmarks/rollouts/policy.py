@@ -21,7 +21,8 @@ from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
+from rhymeflow.models.load import resolve_dtype, stop_token_ids
+from rhymeflow.models.lora import load_policy
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.functions import Judge
@@ -33,7 +34,7 @@ class Policy:
         self.config = config
         device = resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
-        self.model = load_model(config.model, dtype=dtype, device=device)
+        self.model = load_policy(config.model, dtype=dtype, device=device)
         self._first = {name: value.clone() for name, value in self.model.state_dict().items()}
         self._tokenizer = load_tokenizer(config.model)
         self.stop_tokens = stop_token_ids(self.model, self._tokenizer)
@@ -112,10 +113,11 @@ class Policy:
 
 
 def learner_of(config: Config) -> Learner:
-    """A learner of one rank, with the recipe's own weights."""
+    """A learner of one rank, with the recipe's own weights, as its worker makes it."""
     device = resolve_device(config.model)
-    model = load_model(config.model, dtype=torch.float32, device=device)
     compute = resolve_dtype(config.model, device)
+    exact = compute if config.model.lora.is_used else torch.float32
+    model = load_policy(config.model, dtype=exact, device=device, seed=config.run.seed)
     return Learner(model, None, config.learner, config.rollout, compute)
 
 
