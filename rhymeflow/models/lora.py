@@ -58,7 +58,7 @@ class LoraLinear(nn.Linear):
         out = F.linear(input, self.weight, self.bias)
         if not self.is_on:
             return out
-        narrow = F.linear(input, self.lora_A)
+        narrow = F.linear(input.to(self.lora_A.dtype), self.lora_A)  # a router may be in float32
         return torch.add(out, F.linear(narrow, self.lora_B), alpha=self.scale)
 
 

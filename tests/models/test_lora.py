@@ -136,6 +136,14 @@ def test_the_engine_samples_from_it(base, tmp_path, fields):
         torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=0)
 
 
+def test_a_router_may_have_another_precision(tmp_path):
+    cases.save("hunyuan_v1_moe", tmp_path)
+    config = configured(tmp_path, rank=2)
+    model = load_policy(config, dtype=torch.bfloat16, device=CPU)
+    draw_adapter(model)
+    make_engine(model).prove()
+
+
 def test_an_adapter_of_peft_is_read(base, tmp_path):
     plain = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
     shape = peft.LoraConfig(
