@@ -104,6 +104,8 @@ def test_peft_computes_the_same_from_the_files(base, tmp_path, fields):
     directory = saved(model, tmp_path / "adapter")
     found, expected = logits(model), logits(in_peft(base, directory))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    layers = {name.rpartition(".")[0] for name in versioned(model) if "lora_" in name}
+    assert all(name.endswith(fields.get("target_modules", "proj")) for name in layers)
     own = load_policy(ModelConfig(name=str(directory)), dtype=torch.float32, device=CPU)
     assert versioned(own).keys() == versioned(model).keys()
     assert torch.equal(logits(own), found)
