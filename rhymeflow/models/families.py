@@ -89,17 +89,6 @@ def check(name: str, model_type: str) -> None:
         )
 
 
-def check_weights(name: str, fields: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the model called `name`, whose `config.json` has these fields, has
-    weights of bitsandbytes."""
-    quantised = fields.get("quantization_config") or {}
-    if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
-        raise UserError(
-            f"model.name = {name!r}: has weights of 4 or 8 bits (bitsandbytes), which are not "
-            "supported, under an adapter (QLoRA) or without; give the model in 16 bits"
-        )
-
-
 def check_native(name: str, fields: Mapping[str, Any]) -> None:
     """Raise `UserError` if the native engine does not run the model called `name`, whose
     `config.json` has these fields."""

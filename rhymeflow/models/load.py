@@ -360,7 +360,6 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
             f"{' and '.join(sorted(_CONVERTED))} are converted, other models need 16 or 32 bits"
         )
     families.check(source.name, hf_config.model_type)
-    families.check_weights(source.name, hf_config.to_dict())
 
 
 _KINDS = {

@@ -18,7 +18,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for, adapter_of
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.frozen_base import PARTS, FrozenBase
-from rhymeflow.models.load import load_config, load_model
+from rhymeflow.models.load import load_model
 from rhymeflow.models.lora import (
     LoraLinear,
     adapter_in,
@@ -31,7 +31,7 @@ from rhymeflow.models.lora import (
     versioned,
     without_adapter,
 )
-from rhymeflow.models.source import check_files, other_base
+from rhymeflow.models.source import other_base
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.runtime import disk_space
 from rhymeflow.weights.proof import ChecksumMismatch
@@ -315,15 +315,6 @@ def test_a_router_whose_bias_changes_is_found():
 
     with pytest.raises(ChecksumMismatch, match=f"changed in place .*{name}"):
         all_parts()
-
-
-def test_weights_of_bitsandbytes_are_refused_by_name(tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    fields["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    for reads in (check_files, load_config):
-        assert "(bitsandbytes), which are not supported" in refusal(reads, configured(tmp_path))
 
 
 def test_an_adapter_knows_its_model(tmp_path, monkeypatch):
