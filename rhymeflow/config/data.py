@@ -32,10 +32,11 @@ class DataConfig(Section):
 
     source: str = "recipe:demo"
     """A CSV, TSV, JSON, JSONL or Parquet file (the text formats also as `.gz`, `.bz2`, `.xz` or
-    `.zst`), a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`, or `recipe:NAME`
-    (the task of a recipe)."""
+    `.zst`), a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`, `recipe:NAME` (the
+    task of a recipe), or `verifiers:NAME` (a taskset of verifiers)."""
     options: dict[str, Any] = {}
-    """Keyword arguments of a task generator, such as `{min_terms: 2}`."""
+    """Keyword arguments of a task generator, such as `{min_terms: 2}`. Of `verifiers:NAME`: section
+    `env` of its configuration, and `python`, an interpreter that has verifiers."""
     size: Positive | None = None
     """Number of training prompts; generators need it, at most a million. `None`: the whole file."""
     eval_source: str | None = None

@@ -43,13 +43,14 @@ class EnvironmentConfig(Section):
     `rhymeflow.environments.Environment`, or `reset` and public methods that are tools, as in
     TRL."""
     tools: tuple[str, ...] = ()
-    """Functions that the policy may call, named as in `classes`, or `code_execution`. The chat
-    template describes them to the policy."""
+    """Functions that the policy may call, named as in `classes`, `code_execution`, or `mcp:COMMAND`
+    or `mcp:URL`, the tools of an MCP server. The chat template describes them to the policy."""
     agent: str | tuple[str, ...] | None = None
     """A program that calls the policy by HTTP, in place of classes and tools: a function
-    (`path/to/file.py:function`) or a command, as text or as a list. Each response is a run of it;
-    what it returns is its reward, under the name `agent`. `max_turns` limits its calls; `retries`
-    do not apply, as what was sampled stays."""
+    (`path/to/file.py:function`) or a command, as text or as a list, or `verifiers`, which plays the
+    tasks of `data.source: verifiers:NAME`. Each response is a run of it; what it returns is its
+    reward, under the name `agent`. `max_turns` limits its calls; `retries` do not apply, as what
+    was sampled stays."""
     agent_python: str | None = None
     """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
     run."""

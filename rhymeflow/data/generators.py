@@ -1,5 +1,5 @@
-"""Generates problems: reasoning-gym's datasets, the tasks of recipes, and the solved problems on
-which their checkpoints were trained (`warm_start`).
+"""Generates problems: reasoning-gym's datasets, the tasks of recipes and of verifiers, and the
+solved problems on which recipes' checkpoints were trained (`warm_start`).
 
 The same name, options, seed and numbers give the same problems. The prompts of held-out problems
 differ from each other and from those of all training problems.
@@ -12,8 +12,11 @@ import dataclasses
 import importlib
 import importlib.util
 import itertools
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,9 +31,13 @@ ATTEMPTS_PER_PROBLEM = 20
 """Problems generated per held-out one before the generator counts as exhausted."""
 
 
+VERIFIERS = Path(__file__).with_name("verifiers_tasks.py")
+"""Run by a Python that has verifiers, which may be another one than this."""
+
+
 def is_generator(source: str) -> bool:
     """Return whether `data.source` names a generator; anything else is a path."""
-    return source.startswith(("reasoning_gym:", "recipe:", "warm_start:"))
+    return source.startswith(("reasoning_gym:", "recipe:", "verifiers:", "warm_start:"))
 
 
 def generate(
@@ -40,7 +47,8 @@ def generate(
     source in messages. Raises `UserError` if the generator or its options are unknown, or it has
     too few distinct problems."""
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
-    make = _of_gym if source.startswith("reasoning_gym:") else _of_task
+    kinds = {"reasoning_gym": _of_gym, "verifiers": _of_verifiers}
+    make = kinds.get(source.partition(":")[0], _of_task)
     rows = make(source, options, seed, num_train, attempts, field)
     train = list(itertools.islice(rows, num_train))
     seen = {_identity(row) for row in train}
@@ -125,6 +133,32 @@ def _of_gym(
             raise UserError(f"{where}: holds values that cannot be passed to its scorer")
         columns = {"answer": item["answer"], "data_source": source, "entry": entry}
         yield Row(where, {"prompt": item["question"], **columns})
+
+
+def _of_verifiers(
+    source: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+) -> Iterator[Row]:
+    name, where = source.partition(":")[2], f"{field}: {source}"
+    python = options.get("python", sys.executable)
+    options = {key: value for key, value in options.items() if key != "python"}
+    arguments = [python, str(VERIFIERS), name, str(num_train + attempts), json.dumps(options)]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"data.options: python: {python}: {error.strerror}") from None
+    if done.returncode != 0:
+        why = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        if "No module named 'verifiers'" in why:
+            why = (
+                f"{python} has no verifiers: {how_to_install('verifiers')}, or name a Python that "
+                "has it as data.options.python and environment.agent_python"
+            )
+        raise UserError(f"{where}: {why}")
+    rows = done.stdout.splitlines()
+    if len(rows) < num_train:
+        raise UserError(f"{where} has {len(rows)} tasks, and data.size = {num_train}")
+    for index, row in enumerate(rows):
+        yield Row(f"{source} task {index}", json.loads(row))
 
 
 def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:

@@ -166,7 +166,7 @@ def _check_numbers(config: DataConfig) -> None:
     if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
         raise UserError(
             f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
-            "options are for reasoning_gym:NAME and recipe:NAME"
+            "options are for reasoning_gym:NAME, recipe:NAME and verifiers:NAME"
         )
     if is_generator(config.source) and config.size is None:
         raise UserError(f"data.size: {config.source} makes problems; say how many")

@@ -16,11 +16,15 @@ from rhymeflow import recipes
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tools
+from rhymeflow.data.generators import VERIFIERS
 from rhymeflow.data.prompts import Message as Message
 from rhymeflow.data.prompts import Prompt, kind_of
 from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
 from rhymeflow.utils.user_modules import check_file, names_file
+
+MCP = "mcp:"
+"""Before the command or URL of a server whose tools are the policy's."""
 
 
 class Environment:
@@ -102,8 +106,13 @@ def check_names(config: Config) -> None:
     sections = environment_sections(config).values()
     classes = [each.environment for section in sections for each in section.classes]
     for what, specs in (("environment", classes), ("tool", config.environment.tools)):
-        for spec in filter(names_file, specs):
-            check_file(spec, f"{what} {spec}")
+        for spec in specs:
+            if what == "tool" and spec.startswith(MCP):
+                from rhymeflow.environments.mcp_tools import check_server  # it imports asyncio
+
+                check_server(spec)
+            elif names_file(spec):
+                check_file(spec, f"{what} {spec}")
 
 
 def program_of(agent: str | tuple[str, ...]) -> str | list[str]:
@@ -111,7 +120,8 @@ def program_of(agent: str | tuple[str, ...]) -> str | list[str]:
     Raises `UserError` if a recipe has none."""
     if not isinstance(agent, str):
         return list(agent)
-    if (file := recipes.file_of(agent, "agent.py")) is not None:
+    file = VERIFIERS if agent == "verifiers" else recipes.file_of(agent, "agent.py")
+    if file is not None:
         return f"{file}:solve"
     return agent if ".py:" in agent else shlex.split(agent)
 

@@ -11,8 +11,9 @@ from typing import Any
 from rhymeflow.config import EnvironmentClass, EnvironmentConfig
 from rhymeflow.data.encode import Schema
 from rhymeflow.data.generators import task_module
-from rhymeflow.environments import Environment
+from rhymeflow.environments import MCP, Environment
 from rhymeflow.environments.code_execution import CodeExecution
+from rhymeflow.environments.mcp_tools import McpTool, mcp_tools
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from rhymeflow.utils.user_modules import function_of, imported
@@ -37,26 +38,38 @@ class Kind:
     def schemas(self) -> list[Schema]:
         """Return the schemas of the tools. Raises `UserError` if a tool cannot be described."""
         tools = {**self.functions, **(self.methods or {})}
-        return [schema_of(tool, f"tool {name} of {self.name}") for name, tool in tools.items()]
+        return [
+            tool.schema
+            if isinstance(tool, McpTool)
+            else schema_of(tool, f"tool {name} of {self.name}")
+            for name, tool in tools.items()
+        ]
 
 
 def load_kinds(config: EnvironmentConfig) -> list[Kind]:
     """Import classes and tools; [] if there are none. Raises `UserError` if one cannot be used."""
     functions: dict[str, Callable[..., Any]] = {}
     for spec in config.tools:
-        if spec == "code_execution":
-            function = CodeExecution().code_execution
-        else:
-            function = imported(spec, f"tool {spec}")
-        name = getattr(function, "__name__", "")
-        if not inspect.isroutine(function):
-            raise UserError(f"tool {spec}: is a {type(function).__name__}, not a function")
-        if name in functions:
-            raise UserError(f"tool {spec}: there is another tool named {name!r}")
-        functions[name] = function
+        for name, function in _tools(spec, config.timeout).items():
+            if name in functions:
+                raise UserError(f"tool {spec}: there is another tool named {name!r}")
+            functions[name] = function
     if not config.classes:
         return [Kind("tools", None, {}, functions)] if functions else []
     return [_kind(each, functions) for each in config.classes]
+
+
+def _tools(spec: str, seconds: float) -> dict[str, Callable[..., Any]]:
+    """Return the functions that an entry of `environment.tools` names, by name."""
+    if spec.startswith(MCP):
+        return {each.name: each for each in mcp_tools(spec, seconds)}
+    if spec == "code_execution":
+        function: Callable[..., Any] = CodeExecution().code_execution
+    else:
+        function = imported(spec, f"tool {spec}")
+    if not inspect.isroutine(function):
+        raise UserError(f"tool {spec}: is a {type(function).__name__}, not a function")
+    return {getattr(function, "__name__", ""): function}
 
 
 def _kind(config: EnvironmentClass, functions: dict[str, Callable[..., Any]]) -> Kind:

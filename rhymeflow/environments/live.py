@@ -28,6 +28,7 @@ from rhymeflow.data.encode import Schema
 from rhymeflow.data.prompts import opened, plain
 from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.environments.kinds import Kind, load_kinds
+from rhymeflow.environments.mcp_tools import McpServerFailed
 from rhymeflow.environments.messages import (
     Answer,
     Answered,
@@ -174,7 +175,7 @@ class LiveEnvironment:
         try:
             return str(await self._call(tool, **arguments)), False
         except CallFailed as error:
-            is_ours = isinstance(error.__context__, SandboxFailed)
+            is_ours = isinstance(error.__context__, SandboxFailed | McpServerFailed)
             if self._config.on_tool_error == "fail" or is_ours:
                 raise CallFailed(f"tool {call.name} {error}") from None
             return f"Error: {error.raised}", True

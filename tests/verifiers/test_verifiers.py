@@ -1,0 +1,76 @@
+"""Tasks of verifiers, played by the policy, in a Python of their own: `make test-verifiers`.
+
+The tasks' rubric, their MCP server, the harness and the client are verifiers' own.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.data.generators import generate
+from rhymeflow.environments.agents import Agents
+from tests.environments.test_agents import CHAT, END, Play
+from tests.refused import refusal
+
+PYTHON = os.environ.get("RHYMEFLOW_VERIFIERS", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="make test-verifiers names a Python that has it")
+SOURCE = "verifiers:sumtools"
+
+
+@pytest.fixture(autouse=True)
+def _can_be_imported(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def rows(num_train: int, num_held_out: int = 0, **options: Any) -> list[list[Any]]:
+    given = {"python": PYTHON, **options}
+    parts = generate(SOURCE, given, 0, num_train, num_held_out, "data.source")
+    return [[each.values for each in part] for part in parts]
+
+
+@pytest.fixture
+def play(tmp_path):
+    config = Config.model_validate(
+        {
+            "environment": {"agent": "verifiers", "agent_python": PYTHON},
+            "reward": {"functions": []},
+            "rollout": {"max_completion_length": 1000},
+        }
+    )
+    agents = Agents(config, CHAT, tmp_path / "log")
+    agents.start()
+    yield Play(agents, CHAT)
+    agents.close()
+
+
+def test_tasks_are_rows():
+    train, held_out = rows(3, 2, taskset={"least": 7})
+    assert [each["prompt"] for each in train] == [f"What is {a} + 40?" for a in (7, 8, 9)]
+    assert [each["verifiers"]["task"]["answer"] for each in held_out] == [50, 51]
+    assert refusal(rows, 9) == "data.source: verifiers:sumtools has 5 tasks, and data.size = 9"
+    assert "leest Extra inputs are not permitted" in refusal(rows, 1, taskset={"leest": 1})
+    other = refusal(generate, "verifiers:nowhere", {"python": PYTHON}, 0, 1, 0, "data.source")
+    assert "taskset 'nowhere' not found" in other
+
+
+def test_a_rubric_rewards_the_policy(play):
+    [[row], _] = rows(1)
+    assert play.episode(lambda n: f"42{END}", room=1000, **row) == 1.5
+    assert play.read()[0].endswith("What is 2 + 40?<|im_end|>\n<|im_start|>assistant\n")
+    assert play.episode(lambda n: f"It may be 42.{END}", "3.2", room=1000, **row) == 1.0
+    failed = play.episode(lambda n: f"raise{END}", "3.3", room=1000, **row)
+    assert "the agent of 3.3 raised RuntimeError: TaskError: " in failed
+    assert "this is no sum" in failed
+
+
+def test_a_tool_of_its_server_answers_the_policy(play):
+    """What it sampled, two spaces included, is what it reads before the answer."""
+    [[row], _] = rows(1, taskset={"task": {"has_calculator": True}})
+    call = '<tool_call>{"name": "calc_add", "arguments": {"a": 2,  "b": 40}}</tool_call>'
+    assert play.episode(lambda n: (call, "42")[n - 1] + END, room=1000, **row) == 1.5
+    first, second = play.read()
+    assert second.startswith(first + call)
+    assert "\n42<|im_end|>" in second[len(first) + len(call) :]
