@@ -10,6 +10,7 @@ import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,8 @@ def defined(name: str) -> dict[str, Any]:
     """What the code of a page defines."""
     names: dict[str, Any] = {}
     for text in blocks(ROOT / "docs" / name, "python"):
-        exec(text, names)
+        with suppress(ModuleNotFoundError):  # a library that is not installed
+            exec(text, names)
     return names
 
 
