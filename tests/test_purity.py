@@ -44,6 +44,7 @@ def modules_of(*packages: str) -> list[str]:
 
 def test_importing_these_loads_nothing_heavy():
     these = modules_of("config", "trainer", "cli", "core", "data", "environments")
+    these.remove("rhymeflow.data.verifiers_tasks")  # a script for a Python that has verifiers
     loaded = loaded_by("", *these)
     assert "rhymeflow" in loaded
     assert not loaded & HEAVY

@@ -21,7 +21,7 @@ ENVIRONMENT = "environment"  # stored as the instance of an environment's observ
 
 EVENTS = "events.db"
 
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 """Version of the tables and of the fields of events and commands; others are refused."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events

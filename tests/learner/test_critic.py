@@ -132,7 +132,8 @@ def test_a_critic_warms_up_alone_and_learns_the_returns() -> None:
     assert rows[-1]["value/explained_variance"] > 0.5
     assert rows[-1]["value/loss"] < 0.5 * rows[0]["value/loss"]
     assert {row["grad_norm"] for row in rows} == {0.0}
-    assert len(set(learner.charged.values())) == 1, "the policy has no backward pass"
+    critics, passes = learner.charged["train_token"], learner.charged["measure_token"]
+    assert passes == 2 * critics > 0, "the policy and the critic's values have no backward pass"
     assert learner.train(batch, 25)["grad_norm"] > 0.0
     assert not equal(begun, learner.rows())
 
