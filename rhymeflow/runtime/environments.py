@@ -6,6 +6,7 @@ environment adds to the prompt of a whole group. Groups are created in the order
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from rhymeflow.config import Config
@@ -61,6 +62,8 @@ class Environments:
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
         """Training prompts that are not groups yet, in the order in which they were drawn; each has
         its opening, or None while that has not arrived."""
+        self._due: deque[TrajectoryId] = deque()
+        """Responses of an agent whose turn is over, for `due`."""
 
     # -- groups -------------------------------------------------------------------------------
 

@@ -6,13 +6,11 @@ When none is left its turn is over, and it waits for the program's next call or 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 
-from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.commands import Route
 from rhymeflow.core.events import Event
@@ -20,10 +18,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.runtime.agent_calls import AgentCalls, RunningCall
 from rhymeflow.runtime.environments import Environments, Reply, Stopped
-from rhymeflow.runtime.in_flight import GroupInFlight, InFlight, NotOpened
-from rhymeflow.runtime.rewards import Rewards
-from rhymeflow.runtime.supervisor import Supervisor
-from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.runtime.in_flight import GroupInFlight, NotOpened
 from rhymeflow.workers import messages
 
 
@@ -53,18 +48,6 @@ class Programs(Environments):
     """The environments of an agent."""
 
     has_agent = True
-
-    def __init__(
-        self,
-        config: Config,
-        supervisor: Supervisor,
-        in_flight: InFlight,
-        rewards: Rewards,
-        throughput: Throughput,
-    ) -> None:
-        super().__init__(config, supervisor, in_flight, rewards, throughput)
-        self._due: deque[TrajectoryId] = deque()
-        """Responses whose turn is over, for `due`."""
 
     # -- instances ----------------------------------------------------------------------------
 
