@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("rhymeflow: interrupted", file=sys.stderr)
+        exec("")  # else, of a signal inside of an `exec`, `python -m` would end by the signal
         return 130
 
 

@@ -56,7 +56,8 @@ class Record:
             raise UserError(f"{directory}: another simulation is being written there")
         for old in directory.glob(f"{EVENTS}*"):
             old.unlink()
-        (directory / metrics.FILE).unlink(missing_ok=True)
+        for name in (metrics.FILE, "result.json", "timeline.png"):
+            (directory / name).unlink(missing_ok=True)  # or they would stay if this one is stopped
         self._store = SqliteTrajectoryStore(directory / EVENTS)
         started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         config = config.model_copy(update={"schedule": build.rules_in_force(config)})

@@ -137,6 +137,6 @@ def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_p
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)  # until nobody has its standard output
     assert output.endswith("rhymeflow: interrupted\n")
-    assert process.returncode in (130, -signal.SIGINT)  # Python's own, if it was in an `exec`
+    assert process.returncode == 130
     assert (tmp_path / "run" / "summary.json").exists()
     assert time.monotonic() - started < 10.0
