@@ -174,9 +174,7 @@ def test_code_compiles_and_imports_what_there_is() -> None:
             tree = ast.parse(text, page.name)
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("rhymeflow"):
-                    module = importlib.import_module(str(node.module))
-                    for name in node.names:
-                        assert hasattr(module, name.name), (page.name, name.name)
+                    exec(ast.unparse(node), {})
 
 
 def defined(name: str) -> dict[str, Any]:

@@ -409,8 +409,8 @@ class LearnerConfig(Section):
 
 
 class SftConfig(Section):
-    """Supervised fine-tuning by `rhymeflow sft`. It also uses sections `model` and `data`, and
-    AdamW's constants, clipping, packing, attention and threads of section `learner`."""
+    """Supervised fine-tuning by `rhymeflow sft`. It also uses sections `model` and `data`, and of
+    section `learner` the optimizer with its constants, clipping, packing, attention and threads."""
 
     source: str | None = None
     """Training rows: a file as in `data.source`, or `warm_start:NAME` (the rows that a recipe's
@@ -435,7 +435,7 @@ class SftConfig(Section):
     tokens_per_batch: Positive = 16_384
     """Tokens, prompts included, that the rows of one step have together."""
     learning_rate: PositiveFloat = 1e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of the optimizer."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: NonNegative = 0

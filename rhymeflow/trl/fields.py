@@ -186,8 +186,9 @@ PASSED_OVER: Mapping[str, str] = {
 
 REFUSED: Mapping[str, str] = {
     "leave it out: the three schedules have none": "lr_scheduler_kwargs",
-    "the optimizer is AdamW, of all weights; its arguments are adam_*":
-        "optim_args optim_target_modules",
+    "an optimizer's constants have fields of their own (adam_beta1, learner.muon_momentum)":
+        "optim_args",
+    "leave it out: learner.frozen_parameters names what is not trained": "optim_target_modules",
     "leave it out, as TRL's GRPO does; memory is bounded by learner.max_tokens_per_microbatch":
         "auto_find_batch_size label_smoothing_factor",
     "use bf16: compute precision is bf16 or float32 (model.dtype), master weights are float32":
