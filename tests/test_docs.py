@@ -202,6 +202,11 @@ def test_code_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> Non
     defined("cost-model.md")
     few, many = map(int, re.findall(r"(\d+)(?: tokens/s)? with", capsys.readouterr().out))
     assert 0 < few < many
+    page = ROOT / "docs/simulator.md"
+    exec(blocks(page, "python")[-1], {})  # the one before simulates for seconds
+    found = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    shown = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|", text_of(page), re.MULTILINE)
+    assert [(n, f"{float(d):g}", f"{float(gain):.2f}") for n, d, gain in found] == shown
 
 
 def test_the_index_has_every_page() -> None:
