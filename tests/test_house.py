@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 445, "models": 2_348, "observe": 3_444, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_392, "sandbox": 408,
     "sft": 500, "sim": 3_165,
-    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_143, "utils": 1_390, "weights": 1_885,
+    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_144, "utils": 1_390, "weights": 1_885,
     "workers": 2_361,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_222, "tests": 43_312, "benchmarks": 8_486}
+TOTALS = {"rhymeflow": 57_222, "tests": 43_419, "benchmarks": 8_486}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
