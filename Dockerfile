@@ -16,7 +16,7 @@ RUN echo 'export PATH=/opt/venv/bin:$PATH' > /etc/profile.d/venv.sh
 
 # What is large, in a layer that a change of the source keeps: pyproject.toml's ranges.
 RUN pip install --no-cache-dir \
-        "torch>=2.9,<2.14" "transformers>=5.19,<5.20" "vllm>=0.32,<0.33" "ray[default]>=2.60,<2.61"
+        "torch>=2.10,<2.14" "transformers>=5.19,<5.20" "vllm>=0.32,<0.33" "ray[default]>=2.60,<2.61"
 
 COPY LICENSE README.md pyproject.toml /src/
 COPY rhymeflow /src/rhymeflow

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -86,6 +87,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen2 tied": {"tie_word_embeddings": True},
 }
 """Attention and MLPs, as in Llama."""
+
+NEWER = {"internlm3", "iquestcoder"} if transformers.__version__.startswith("5.19.") else set()
+"""Types that the transformers that is installed does not have yet."""
+DENSE = {name: fields for name, fields in DENSE.items() if name not in NEWER}
 
 WINDOWS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), NEAR),

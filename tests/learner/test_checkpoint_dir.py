@@ -109,7 +109,8 @@ def test_bytes_that_changed_are_damage_and_a_network_that_is_gone_is_not(url, mo
         raise ConnectionError("the network is gone")
 
     monkeypatch.setattr(MemoryFileSystem, "_open", fails)  # which torch uses
-    with pytest.raises(StorageError, match=r"step-1: cannot be read: .*the network is gone"):
+    why = ".*the network is gone|metadata is None"  # older torch does not say why
+    with pytest.raises(StorageError, match=f"step-1: cannot be read: ({why})"):
         tiny_learner().restore(CheckpointPlace(url).at(1))
     monkeypatch.undo()
     monkeypatch.setattr(MemoryFileSystem, "find", fails)
