@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_222, "tests": 43_419, "benchmarks": 8_486}
+TOTALS = {"rhymeflow": 57_222, "tests": 43_426, "benchmarks": 8_486}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
