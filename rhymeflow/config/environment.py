@@ -48,9 +48,10 @@ class EnvironmentConfig(Section):
     agent: str | tuple[str, ...] | None = None
     """A program that calls the policy by HTTP, in place of classes and tools: a function
     (`path/to/file.py:function`) or a command, as text or as a list, or `verifiers`, which plays the
-    tasks of `data.source: verifiers:NAME`. Each response is a run of it; what it returns is its
-    reward, under the name `agent`. `max_turns` limits its calls; `retries` do not apply, as what
-    was sampled stays."""
+    tasks of `data.source: verifiers:NAME`. A class with `step` (`path/to/file.py:Class`) is played:
+    for chat templates that change earlier turns. Each response is a run of it; what it returns is
+    its reward, under the name `agent`. `max_turns` limits its calls; `retries` do not apply, as
+    what was sampled stays."""
     agent_python: str | None = None
     """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
     run."""

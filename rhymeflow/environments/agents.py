@@ -130,7 +130,10 @@ class Agents:
         environment = self._config.environment
         assert environment.agent is not None, "there is no agent"
         program, where = program_of(environment.agent), f"environment.agent {environment.agent}"
-        wanted = {"call" if isinstance(program, str) else "command": program}
+        wanted: dict[str, Any] = {"command": program}
+        if isinstance(program, str):
+            wanted = {"call": program, "most_turns": environment.max_turns}
+            wanted["most_chars"] = environment.max_observation_chars
         python, variables = environment.agent_python or sys.executable, dict(os.environ)
         if environment.agent_python is None:  # it imports what this process can
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

@@ -159,11 +159,13 @@ class Conversations:
     ) -> tuple[ModelTurn, list[Call]]:
         """Return a turn as the program gets it, and its calls, those that cannot be read included.
         It ends at `end` in the response; `limit` is that of the method of this name."""
-        said = self._reader(bool(call.tools)).said(tokens)
+        reader = self._reader(bool(call.tools))
+        said, parts = reader.said(tokens), reader.parted(tokens)
         schemas = {each["function"]["name"]: each for each in call.tools}
         calls = [_typed(each, schemas) for each in said.calls if not each.error]
-        content = said.text
-        if calls:  # what is before them; other forms than Hermes' begin with nothing else
+        reasoning, content = parts or ("", said.text)
+        if calls and parts is None:
+            # What is before them; other forms than Hermes' begin with nothing else
             content = said.text.partition(OPEN)[0] if OPEN in said.text else ""
         is_cut = len(tokens) >= limit and tokens[-1] not in self._special_ids
         turn = ModelTurn(
@@ -173,6 +175,7 @@ class Conversations:
             logprobs=logprobs,
             pieces=[self._tokenizer.decode([each]) for each in tokens],
             content=content,
+            reasoning=reasoning,
             calls=calls,
             finish="length" if is_cut else "stop",
         )

@@ -30,11 +30,12 @@ Job = dict[str, Any]
 
 
 def main() -> None:
-    """Serve standard input until it closes. The argument is JSON: `call` or `command`."""
+    """Serve standard input until it closes. The argument is JSON: those of `loaded`, or of
+    `commanded`."""
     wanted = json.loads(sys.argv[1])
     del sys.path[0]  # where this file is: its neighbours are no modules of the program
     try:
-        program = loaded(wanted["call"]) if "call" in wanted else commanded(wanted["command"])
+        program = loaded(**wanted) if "call" in wanted else commanded(**wanted)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         traceback.print_exc()
         say({"failed": described(error)})
@@ -54,31 +55,40 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
 
 
-def loaded(spec: str) -> Callable[[Job, str], Any]:
-    """Import `path/to/file.py:function`; return what calls it with the arguments that it names."""
-    path, _, name = spec.rpartition(":")
-    path = os.path.abspath(os.path.expanduser(path))
-    sys.path.insert(0, os.path.dirname(path))  # for imports of its neighbours
-    found = importlib.util.spec_from_file_location("agent", path)
+def imported(name: str, path: str) -> Any:
+    """Import a file as the module `name`."""
+    found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules["agent"] = module
+    sys.modules[name] = module
     found.loader.exec_module(module)
-    function = getattr(module, name)
+    return module
+
+
+def loaded(call: str, most_turns: int, most_chars: int) -> Callable[[Job, str], Any]:
+    """Import `path/to/file.py:function`; return what calls it with the arguments that it names. A
+    class with `step` is played."""
+    path, _, name = call.rpartition(":")
+    path = os.path.abspath(os.path.expanduser(path))
+    sys.path.insert(0, os.path.dirname(path))  # for imports of its neighbours
+    function = getattr(imported("agent", path), name)
+    if inspect.isclass(function) and hasattr(function, "step"):
+        beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "player.py")
+        function = imported("player", beside).player(function, most_turns, most_chars)
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if "base_url" not in parameters and not takes_all:
         raise TypeError(f"{name} takes no argument base_url, the address of the policy")
 
-    def call(job: Job, _: str) -> Any:
+    def run(job: Job, _: str) -> Any:
         names = ("base_url", "row", "seed")
         given = {each: job[each] for each in names if takes_all or each in parameters}
         random.seed(job["seed"])  # a fork would begin with the state of all others
         value = function(**given)
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
-    return call
+    return run
 
 
 def commanded(command: list[str]) -> Callable[[Job, str], Any]:

@@ -78,6 +78,20 @@ def templated_calls(
     return calls
 
 
+def parted(
+    tokenizer: Any, text: str, response: Mapping[str, Any], opening: str
+) -> tuple[str, str] | None:
+    """Return the reasoning of a turn and what it says, as a response template parses them; None: it
+    finds nothing."""
+    try:
+        message = tokenizer.parse_response(text, response, prefix=opening)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None  # the policy may write anything
+    reasoning = message.get("thinking") or message.get("reasoning_content") or ""
+    found = reasoning or message.get("content") or message.get("tool_calls")
+    return (reasoning, message.get("content") or "") if found else None
+
+
 def _read_json(text: str, begin: int) -> tuple[Call, int]:
     value, end = _DECODER.raw_decode(text, begin)
     return call_of(value), end

@@ -23,7 +23,7 @@ from rhymeflow.data.text import (
 )
 from rhymeflow.environments.families import family_of, response_template
 from rhymeflow.environments.messages import Call, Said
-from rhymeflow.environments.parsing import CLOSE, OPEN, parse_calls, templated_calls
+from rhymeflow.environments.parsing import CLOSE, OPEN, parse_calls, parted, templated_calls
 from rhymeflow.environments.template import (
     ANSWERED,
     QUESTION,
@@ -126,7 +126,23 @@ class ChatRenderer(TextRenderer):
         """The template's text before a turn of the assistant."""
         self._response: Mapping[str, Any] | None = None
         """The response template that parses calls; None: those of `parse_calls`."""
-        self._find_response(begun, variables.get("chat_template", tokenizer.chat_template))
+        self._template = variables.get("chat_template", tokenizer.chat_template)
+        self._parts: Mapping[str, Any] | None = None  # empty: nothing tells them apart
+        self._find_response(begun, self._template)
+
+    def parted(self, tokens: list[int]) -> tuple[str, str] | None:
+        """Return the reasoning of a turn and what it says, if special tokens set them apart, as in
+        gpt-oss and Gemma 4. Without these tokens they would be one text."""
+        if "channel" not in str(self._template):
+            return None
+        if self._parts is None:
+            family = None if self._own_response else family_of(self._template)
+            found = self._own_response if family is None else response_template(family)
+            self._parts = found or NOTHING
+        if not self._parts:
+            return None
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return parted(self._tokenizer, text, self._parts, self._opening)
 
     def _find_response(self, begun: str, template: Any) -> None:
         """Set what parses the template's calls. Raises `UserError` if nothing does."""

@@ -25,6 +25,10 @@ SAID, ANSWERED = "rhymeflow-said-this", "rhymeflow-answered-this"
 QUESTION: Message = {"role": "user", "content": "a question"}
 _REASON = "it is so"
 _GIVES = "data.chat_template = FILE gives one for training, which only appends"
+_PLAYS = (
+    "; or environment.agent = FILE:CLASS has a class with `step` read the template's own turns "
+    "(docs/agents.md)"
+)
 _KEEPS = ("preserve_thinking", "truncate_history_thinking", "clear_thinking")
 """Variables of templates that keep earlier reasoning: the first true, the others false."""
 ADD: Schema = {
@@ -143,9 +147,10 @@ def check_appends(
         except TemplateError as error:
             raise UserError(f"{where}: refuses it: {error}; {_GIVES}") from None
         if wrong is not None:
+            plays = _PLAYS if users and not tools else ""
             raise UserError(
                 f"{where}: {wrong}; the policy would read its earlier turns differently than it "
-                f"wrote them; {_variable_of(template)}{_GIVES}"
+                f"wrote them; {_variable_of(template)}{_GIVES}{plays}"
             )
 
 

@@ -181,3 +181,30 @@ if __name__ == "__main__":  # as a command: the row is its input
     if given.get("fails"):
         sys.exit(7)
     Path(os.environ["RHYMEFLOW_REWARD"]).write_text(f"{len(content)}\n")
+
+
+class Steps:
+    """An environment: the reward is the number of turns that it has answered, and a share of what
+    was said in them."""
+
+    async def reset(self, *, a, seed, **columns):
+        self.digits, self.turns = a, 0
+        assert set(columns) == {"b"}
+        assert isinstance(seed, int)
+        return " Begin."
+
+    def step(self, messages):
+        said = messages[-1]["content"]
+        if said.endswith("done"):
+            return None
+        self.turns += 1
+        if said.endswith("wrong"):
+            return ["no message"]
+        long = {"role": "user", "content": "123456789012345678901234"}
+        return [long, user("on")] if said.endswith("long") else f"{self.turns} more"
+
+    async def reward(self):
+        return self.turns + self.digits
+
+    def close(self):
+        self.turns = None

@@ -169,6 +169,40 @@ def test_a_template_that_forgets_has_sequences_of_its_own(playing):
     assert "so" not in play.read()[1]
 
 
+ROW = {"prompt": "a", "a": 0.5, "b": 1}
+
+
+def test_a_class_with_step_is_played_with_a_template_that_forgets(playing):
+    play = playing("Steps", tokenizer(FORGETS))
+    says = ["so</think>4", "well</think>5", "done"]
+    assert play.episode(lambda n: f"{says[n - 1]}{END}", **ROW) == 2.5
+    assert [each.follows for each in play.asked["3.1"]] == [0, 0, 0]
+    first, _, third = play.read()
+    assert first == "<|im_start|>user\na Begin.<|im_end|>\n<|im_start|>assistant\n"
+    said = ["4", "user\n1 more", "assistant\n5", "user\n2 more", "assistant\n"]
+    assert third == first + "<|im_end|>\n<|im_start|>".join(said)
+
+
+@pytest.mark.parametrize(
+    ("says", "ends"),
+    [
+        (["4", "5", "6", "7"], 3.5),  # max_turns
+        (["long", "done"], 1.5),
+        (["4" * 200], 1.5),  # there is no room for another turn
+        (["wrong"], "raised TypeError: step returned ['no message'], should be text"),
+    ],
+)
+def test_how_a_class_with_step_ends(playing, says, ends):
+    play = playing("Steps", max_turns=3, max_observation_chars=20)
+    value = play.episode(lambda n: f"{says[n - 1]}{END}", **ROW)
+    assert str(ends) in str(value)
+    follows = [each.follows for each in play.asked["3.1"]]
+    assert all(follows[1:]), "where the template appends, turns continue each other"
+    if says[0] == "long":
+        assert "12345678901234567890\n[cut: 20 of 24 characters]<" in play.read()[1]
+        assert "\n[cut: 0 of 2 characters]<" in play.read()[1]
+
+
 def test_calls_at_once_are_asked_at_once(playing):
     """All four wait before one is answered, in the opposite order."""
     play = playing("at_once")

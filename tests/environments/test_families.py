@@ -14,8 +14,11 @@ import pytest
 from trl import chat_template_utils
 from trl.chat_template_utils import get_training_chat_template
 
-from rhymeflow.config import DataConfig
+from rhymeflow.config import Config, DataConfig
 from rhymeflow.data.text import rendered
+from rhymeflow.environments import dialect_answers
+from rhymeflow.environments.conversations import Conversations
+from rhymeflow.environments.dialects import ModelCall, read
 from rhymeflow.environments.families import family_of
 from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.environments.template import settle
@@ -179,6 +182,7 @@ SPOKEN = {
 }  # fmt: skip
 """Special tokens of a family, and a turn of its model that calls a tool."""
 
+GEMMA4 = ["<|turn>", "<turn|>", "<|channel>", "<channel|>"]
 HARMONY = (
     "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary "
     'to=functions.multiply <|constrain|>json<|message|>{"a": 3, "b": 2.5}<|call|>'
@@ -187,7 +191,7 @@ HARMONY = (
 
 def speaker(name: str) -> Any:
     """A tokenizer with the family's special tokens and template, as a run settles it."""
-    special, _ = SPOKEN[name]
+    special, _ = SPOKEN.get(name, (GEMMA4, ""))
     tok = tokenizer(collection()[name])
     tok.add_special_tokens({"additional_special_tokens": special})
     tok.bos_token = special[0]
@@ -210,6 +214,56 @@ def test_a_family_calls_a_tool_and_reads_its_answer(name: str) -> None:
     sampled = ids(tok, turn)
     tokens = ids(tok, rendered(tok, [question], TOOLS)) + sampled + renderer.encode(answer, sampled)
     assert tokens == ids(tok, rendered(tok, [question, *conversation(name, answer)], TOOLS))
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "parts"),
+    [
+        ("gptoss", "<|channel|>analysis<|message|>so<|end|><|start|>assistant{}4<|return|>", "so"),
+        ("gptoss", "{}4<|return|>", ""),
+        ("gptoss", SPOKEN["gptoss"][1], ("so", "")),
+        ("gptoss", "4", None),
+        ("gemma4", "<|channel>thought\nso<channel|>4<turn|>", "so"),
+        ("glm4moe", "\n<think>so</think>\n4<|user|>", None),
+    ],
+)
+def test_reasoning_that_special_tokens_mark_is_apart(name: str, turn: str, parts: Any) -> None:
+    tok = speaker(name)
+    turn = turn.replace("{}", "<|channel|>final<|message|>")
+    found = ChatRenderer(tok, appends=False).parted(ids(tok, turn))
+    assert found == ((parts, "4") if isinstance(parts, str) else parts)
+
+
+@pytest.mark.parametrize("name", ["gptoss", "glm4moe", "gemma4"])
+def test_a_conversation_without_its_reasoning_is_the_templates_own(name: str) -> None:
+    """What a program gets, and sends back: the template drops what was reasoned."""
+    tok = speaker(name)
+    thought = {
+        "gptoss": "<|channel|>analysis<|message|>because<|end|><|start|>assistant"
+        "<|channel|>final<|message|>4<|return|>",
+        "glm4moe": "\n<think>because</think>\n4<|user|>",
+        "gemma4": "<|channel>thought\nbecause<channel|>4<turn|>",
+    }[name]
+    section = {"environment": {"agent": "a.py:b"}, "reward": {"functions": []}}
+    conversations = Conversations(Config.model_validate(section), tok)
+
+    def asked(messages: list[dict[str, Any]]) -> ModelCall:
+        return read("/v1/chat/completions", json.dumps({"messages": messages}).encode())
+
+    begin = [{"role": "user", "content": "2 + 2?"}]
+    call = asked(begin)
+    asking = conversations.asking(call, [])
+    tokens = ids(tok, thought)
+    logprobs = [-1.0] * len(tokens)
+    turn, _ = conversations.turn(call, asking, tokens, logprobs, end=9, limit=99)
+    body = dialect_answers.answer(call, [turn], created=0)
+    known = [conversations.answered(call, asking, turn, 9)]
+    more = [*begin, body["choices"][0]["message"], {"role": "user", "content": "and 3?"}]
+    again = conversations.asking(asked(more), known)
+    text = tok.decode(again.ids)
+    assert again.follows == 0
+    assert "because" not in text
+    assert "4" in text.partition("2 + 2?")[2]
 
 
 def conversation(name: str, answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
