@@ -150,7 +150,7 @@ def everything(config: Config) -> Checked:
     from rhymeflow.environments.template import load_settled
     from rhymeflow.learner.algorithms.losses import check_parts  # loads torch, so not before
     from rhymeflow.learner.policy import check_attention
-    from rhymeflow.models.load import check_end
+    from rhymeflow.models.load import check_end, check_engine
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import max_length, unseen_tokens
 
@@ -160,6 +160,7 @@ def everything(config: Config) -> Checked:
     tokenizer, settled = load_settled(config)
     notes = [settled]
     check_end(config.model, tokenizer)
+    check_engine(config)
     prove(here, has_engine=config.rollout.engine == "native")
     if config.rollout.engine == "vllm" and not is_elsewhere(config):
         from rhymeflow.engine.vllm.supported import ask, check_supported
@@ -196,13 +197,11 @@ def prove(config: Config, *, has_engine: bool) -> None:
     from the model's."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
-    from rhymeflow.models.load import check_native, small_model
+    from rhymeflow.models.load import small_model
     from rhymeflow.models.lora import attach, draw_adapter, resolved_adapter
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import fix_longrope
 
-    if has_engine:
-        check_native(config.model)
     model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
     if (adapter := resolved_adapter(config.model)) is not None:
         everywhere = replace(adapter, target_modules=(ALL_LINEAR,), modules_to_save=())

@@ -150,7 +150,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
 
     shape, hidden = Shape.of(text_config), text_config.hidden_size
     kinds = getattr(text_config, "layer_types", None) or [""] * shape.layers
-    experts_per_token = first_of("num_experts_per_tok")
+    experts_per_token = first_of("num_experts_per_tok", "top_k_experts")
     expert_size = experts_per_token * first_of("moe_intermediate_size", "intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),

@@ -84,6 +84,7 @@ class Shape(NamedTuple):
 
     layers: int
     kv_heads: int
+    """In the layer that has most; in others each is held several times."""
     head_dim: int
     """Of keys or values, whichever are wider; the others are filled up with zeros."""
     reach: Reach = Reach()
@@ -93,16 +94,28 @@ class Shape(NamedTuple):
     def of(cls, config: PreTrainedConfig) -> Shape:
         """Read it from a model's configuration."""
         text = config.get_text_config()
-        heads, layers = text.num_attention_heads, text.num_hidden_layers
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-        # Latent attention calls the rotary part of a head `head_dim`.
-        widths = getattr(text, "qk_head_dim", None) or head_dim, getattr(text, "v_head_dim", None)
+        layers = text.num_hidden_layers
+        sizes = [_sizes(each) for each in (text.per_layer_config if is_mixed(text) else [text])]
         return cls(
             layers,
-            getattr(text, "num_key_value_heads", None) or heads,
-            max(width or 0 for width in widths),
+            max(kv_heads for kv_heads, _ in sizes),
+            max(width for _, width in sizes),
             farthest({Reach.of(text, layer) for layer in range(layers)}),
         )
+
+
+def is_mixed(text: PreTrainedConfig) -> bool:
+    """Return whether layers of a model differ in sizes, which its configuration has for each."""
+    return bool(getattr(text, "is_heterogeneous", False))
+
+
+def _sizes(text: PreTrainedConfig) -> tuple[int, int]:
+    """Return the heads of keys of a layer, and the numbers of the wider of a key and a value."""
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # Latent attention calls the rotary part of a head `head_dim`.
+    widths = getattr(text, "qk_head_dim", None) or head_dim, getattr(text, "v_head_dim", None)
+    return getattr(text, "num_key_value_heads", None) or heads, max(each or 0 for each in widths)
 
 
 def farthest(reaches: set[Reach]) -> Reach:
@@ -165,12 +178,15 @@ def _attention_function(
         arguments.pop("softcap", None),
         arguments.pop("s_aux", None),
     )
-    if reason := _refusal(attention, layer, query, key, value, weighing.reach, arguments):
+    mixed = config is not None and is_mixed(config)
+    if reason := _refusal(attention, layer, query, key, value, weighing.reach, arguments, mixed):
         kind = getattr(config, "model_type", type(module).__name__)
         raise UserError(f"model.name: a model of type {kind!r} {reason}, which is not supported")
     # Not [0]: its gradient would be copied into zeros laid out as [H, T, D].
     q_HTD, k_GTD, v_GTE = (x.squeeze(0) for x in (query, key, value))
     if (required := attention.cache_shape) is not None:
+        if (times := required.kv_heads // len(k_GTD)) > 1:
+            k_GTD, v_GTE = (x.repeat_interleave(times, 0) for x in (k_GTD, v_GTE))
         q_HTD, k_GTD, v_GTE = (widened(x, required.head_dim) for x in (q_HTD, k_GTD, v_GTE))
     out_THE = attention.attend(layer, q_HTD, k_GTD, v_GTE, weighing)
     return narrowed(out_THE, value.shape[-1]).unsqueeze(0), None
@@ -194,8 +210,10 @@ def _refusal(
     value: Tensor,
     reach: Reach,
     arguments: dict[str, Any],
+    mixed: bool,
 ) -> str | None:
-    """Return what the model needs that `attention` does not support, or None."""
+    """Return what the model needs that `attention` does not support, or None. `mixed`: its layers
+    differ in sizes."""
     unsupported = {name for name, x in arguments.items() if x is not None} - _HARMLESS
     if (window := arguments.get("sliding_window")) == reach.window:
         unsupported.discard("sliding_window")
@@ -213,7 +231,11 @@ def _refusal(
         return f"has queries, keys and values of {shapes}"
     if (required := attention.cache_shape) is None:
         return None
-    if (kv_heads, max(dim, value_dim)) != (required.kv_heads, required.head_dim):
+    width = max(dim, value_dim)
+    fits = (kv_heads, width) == (required.kv_heads, required.head_dim)
+    if mixed:
+        fits = required.kv_heads % kv_heads == 0 and width <= required.head_dim
+    if not fits:
         return (
             f"has {kv_heads} heads of keys of {dim} and values of {value_dim} numbers instead of "
             f"the {required.kv_heads} of {required.head_dim} in its config.json (try "

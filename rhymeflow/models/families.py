@@ -27,6 +27,8 @@ class ModelFamily(NamedTuple):
     """Why vLLM is not given its weights; None: it is, if it has the type."""
 
 
+_LATENT = "has latent attention, for which vLLM derives other weights"
+
 FAMILIES: dict[str, ModelFamily] = {
     **dict.fromkeys(
         (
@@ -46,14 +48,17 @@ FAMILIES: dict[str, ModelFamily] = {
         ModelFamily(),
     ),
     **dict.fromkeys(
-        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
-        ModelFamily(not_vllm="has latent attention, for which vLLM derives other weights"),
+        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), ModelFamily(not_vllm=_LATENT)
     ),
     "diffllama": ModelFamily(not_native="attends more than once in a layer"),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text"),
+        ModelFamily(not_vllm="has layers that share keys and values, not compared in vLLM yet"),
+    ),
     "gpt_oss": ModelFamily(not_vllm="has experts whose weights vLLM transposes"),
     "jetmoe": ModelFamily(not_native="has experts of attention"),
     # Linear attention (gated delta rule)
-    "kimi_linear": ModelFamily("KimiLinearDeltaAttention"),
+    "kimi_linear": ModelFamily("KimiLinearDeltaAttention", not_vllm=_LATENT),
     "olmo_hybrid": ModelFamily("OlmoHybridGatedDeltaNet"),
     "qwen3_5": ModelFamily("Qwen3_5GatedDeltaNet"),
     "qwen3_5_moe": ModelFamily("Qwen3_5MoeGatedDeltaNet"),
@@ -92,15 +97,32 @@ def check(name: str, model_type: str) -> None:
 def check_native(name: str, fields: Mapping[str, Any]) -> None:
     """Raise `UserError` if the native engine does not run the model called `name`, whose
     `config.json` has these fields."""
+    model_type, has_state = fields["model_type"], carries_state(fields)
+    reason = _STATE if has_state else FAMILIES[model_type].not_native
+    if reason is None:
+        return
+    instead = "set rollout.engine = 'vllm'" + (", on a GPU" if has_state else "")
+    if (not_vllm := FAMILIES[model_type].not_vllm) is not None:
+        instead = f"nor does vLLM run it, as it {not_vllm}; {_SFT}"
+    raise UserError(
+        f"model.name = {name!r}: a model of type {model_type!r} {reason}, which the native "
+        f"engine does not support; {instead}"
+    )
+
+
+def check_vllm(name: str, fields: Mapping[str, Any]) -> None:
+    """Do the same for vLLM; what it has and what not, it is asked itself."""
     model_type = fields["model_type"]
-    reason = FAMILIES[model_type].not_native
-    if carries_state(fields):
-        reason = "has layers that carry a state from token to token"
-    if reason is not None:
+    if (reason := FAMILIES[model_type].not_vllm) is not None:
+        instead = _SFT if carries_state(fields) else "set rollout.engine = 'native'"
         raise UserError(
-            f"model.name = {name!r}: a model of type {model_type!r} {reason}, which the native "
-            "engine does not support; set rollout.engine = 'vllm'"
+            f"model.name = {name!r}: a model of type {model_type!r} {reason}, so it is not run by "
+            f"vLLM; {instead}"
         )
+
+
+_STATE = "has layers that carry a state from token to token"
+_SFT = "`rhymeflow sft` alone trains it"
 
 
 def carries_state(fields: Mapping[str, Any]) -> bool:

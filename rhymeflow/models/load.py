@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.quantizers.auto import AutoQuantizationConfig
 
-from rhymeflow.config import ModelConfig
+from rhymeflow.config import Config, ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention, families
 from rhymeflow.models.buffers import buffers_of, keep_precision
@@ -38,7 +38,7 @@ from rhymeflow.models.source import Source, explained, locate, offline, readable
 
 _ARCHITECTURES = Path(__file__).parent / "architectures"
 
-_TEXT_ALONE = {"gemma3": "Gemma3ForCausalLM"}
+_TEXT_ALONE = {"gemma3": "Gemma3ForCausalLM", "gemma4": "Gemma4ForCausalLM"}
 """Types with parts for images, which transformers would load too: the class of the text model."""
 TEXT_NAMES = {r"^language_model\.model\.": "model.", r"^model\.language_model\.": "model."}
 """How files of such types name the text model's parameters, and how that does."""
@@ -83,6 +83,12 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 def check_native(config: ModelConfig) -> None:
     """Raise `UserError` if the native engine does not run the model; reads its `config.json`."""
     families.check_native(config.name, load_config(config).to_dict())
+
+
+def check_engine(config: Config) -> None:
+    """Raise `UserError` if the run's engine does not run models of this type, whatever vLLM has."""
+    check = families.check_native if config.rollout.engine == "native" else families.check_vllm
+    check(config.model.name, load_config(config.model).to_dict())
 
 
 def architecture(config: ModelConfig) -> PreTrainedConfig:
@@ -170,7 +176,10 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
     hf_config = copy.deepcopy(load_config(config))
     text_config = hf_config.get_text_config()
     num_layers = text_config.num_hidden_layers
-    layers = _of_each_kind(getattr(text_config, "layer_types", None) or [""] * num_layers)
+    first_shared = num_layers - (getattr(text_config, "num_kv_shared_layers", None) or 0)
+    kinds = getattr(text_config, "layer_types", None) or [""] * num_layers
+    layers = _of_each_kind([(kind, i >= first_shared) for i, kind in enumerate(kinds)])
+    sizes = _sizes_of_layers(text_config, layers)
     for name, value in list(vars(text_config).items()):
         if isinstance(value, list) and len(value) == num_layers:
             setattr(text_config, name, [value[i] for i in layers])  # an entry per layer
@@ -181,7 +190,13 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
             setattr(text_config, name, 0)
     text_config.num_hidden_layers = len(layers)
-    text_config.vocab_size = min(text_config.vocab_size, _FEW_TOKENS)
+    if first_shared < num_layers:
+        text_config.num_kv_shared_layers = sum(i >= first_shared for i in layers)
+    if sizes is not None:
+        text_config.per_layer_config = sizes
+    for name in ("vocab_size", "vocab_size_per_layer_input"):
+        if (count := getattr(text_config, name, None)) is not None:
+            setattr(text_config, name, min(count, _FEW_TOKENS))
     with explained(readable(config)), no_init_weights(), torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             hf_config, dtype=torch.float32, attn_implementation=attention.NAME
@@ -197,8 +212,18 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
     return model
 
 
-def _of_each_kind(kinds: list[str]) -> list[int]:
-    """Return the first layer of each kind, in order; at least the first layers."""
+def _sizes_of_layers(text_config: Any, layers: list[int]) -> dict[int, dict[str, Any]] | None:
+    """Return the sizes in which these layers of a model differ; None: they do not."""
+    if not attention.is_mixed(text_config):
+        return None
+    own = [text_config.per_layer_config[i] for i in layers]
+    names = text_config.per_layer_attributes
+    return {i: {name: getattr(each, name) for name in names} for i, each in enumerate(own)}
+
+
+def _of_each_kind(kinds: list[tuple[str, bool]]) -> list[int]:
+    """Return the first layer of each kind, in order; at least the first layers. A layer's kind is
+    how it attends, and whether to keys of another."""
     firsts = {kinds.index(kind) for kind in kinds}
     rest = (i for i in range(len(kinds)) if i not in firsts)
     return sorted([*firsts, *itertools.islice(rest, max(_FEW_LAYERS - len(firsts), 0))])

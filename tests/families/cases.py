@@ -99,6 +99,17 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "gemma2": CAPPED,
     "gemma3": {**GEMMA, "tie_word_embeddings": True},  # with a part for images
     "gemma3_text": GEMMA,
+    "gemma4": {  # with a part for images
+        **MIXED, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "enable_moe_block": True, "top_k_experts": 2, "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+    },
+    "gemma4_text": {
+        **NEAR, "layer_types": MIXED["layer_types"] * 2, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "global_head_dim": 32, "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
+        "final_logit_softcapping": 3.0,
+    },
     "gpt_oss": MIXED,
     "granite_swa": {**MIXED, "logits_scaling": 8.0},
     "llama4_text": {
@@ -170,6 +181,7 @@ def config_of(name: str, **more: Any) -> PreTrainedConfig:
     whole = CONFIG_MAPPING[name.split()[0]]
     default = whole()
     text = default.get_text_config()
+    text.allow_global_per_layer_attribute_access = True  # Gemma 4's layers differ in sizes
     fields = {key: x for key, x in SIZES.items() if _has(text, key)}
     if "qk_rope_head_dim" in fields:
         fields.pop("head_dim", None)  # it is that of the part with positions

@@ -47,7 +47,12 @@ def test_a_dry_run_refuses_what_the_engine_does_not_run_and_names_another(
     capsys.readouterr()  # how saving goes
     message = refused(*dry)
     assert "a model of type 'lfm2' has layers that carry a state" in message
-    assert "set rollout.engine = 'vllm'" in message
+    assert "set rollout.engine = 'vllm', on a GPU" in message
+    save("kimi_linear", tmp_path)
+    capsys.readouterr()
+    message = refused(*dry)
+    assert "nor does vLLM run it, as it has latent attention" in message
+    assert message.endswith("`rhymeflow sft` alone trains it")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.tokenizer import load_tokenizer
 from tests.characters import make_tokenizer
 from tests.engine.models import make_engine, sampling
+from tests.families.cases import config_of as family_config
 from tests.families.cases import save
 from tests.refused import refusal
 
@@ -283,3 +284,14 @@ def test_a_small_model_has_a_layer_of_each_kind(tmp_path):
     model = small_model(config_of(tmp_path), device=CPU)
     assert model.config.layer_types == ["linear_attention", "full_attention"]
     assert len(model.model.layers) == 2
+
+
+def test_a_small_model_has_layers_that_attend_to_keys_of_others_and_their_sizes(tmp_path):
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "layer_types": kinds * 2}
+    family_config("gemma4_text", **sizes).save_pretrained(tmp_path)
+    model = small_model(config_of(tmp_path), device=CPU)
+    assert model.config.layer_types == kinds[1:] * 2
+    assert model.config.kv_sharing_modes == ["store", "store", "reuse", "reuse"]
+    assert [layer.self_attn.head_dim for layer in model.model.layers] == [16, 32] * 2
+    assert len(model.model.embed_tokens_per_layer.weight) <= 256

@@ -3,12 +3,14 @@
 from importlib import import_module
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from rhymeflow.config import Config
+from rhymeflow.engine.vllm import supported
 from rhymeflow.engine.vllm.arguments import engine_args
 from rhymeflow.engine.vllm.supported import architectures, check_supported
-from rhymeflow.models.load import check_native, load_config
+from rhymeflow.models.load import check_engine, check_native, load_config
 from tests.families.cases import config_of
 from tests.refused import refusal
 from tests.vllm.sameness import needs_vllm
@@ -27,7 +29,12 @@ def saved(path, hf_config):
     return config(path, engine="vllm")
 
 
-def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path):
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(supported, "resolve_device", lambda model: torch.device("cuda"))
+
+
+def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path, on_a_gpu):
     chosen = saved(tmp_path, config_of("qwen3_next"))
     assert "set rollout.engine = 'vllm'" in refusal(check_native, chosen.model)
     check_supported(chosen, {"Qwen3NextForCausalLM": OWN})
@@ -40,11 +47,46 @@ def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path):
     assert "rollout.vllm_tensor_parallel_size = 2" in message
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
-def test_what_vllm_has_in_another_form_is_refused_by_name(name, tmp_path):
-    message = refusal(check_supported, saved(tmp_path, config_of(name)), {})
-    assert f"a model of type {name!r} has" in message
-    assert "set rollout.engine = 'native'" in message
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2"])
+def test_layers_that_carry_a_state_need_a_gpu(name, tmp_path):
+    chosen = saved(tmp_path, config_of(name))
+    (architecture,) = architectures(load_config(chosen.model))
+    message = refusal(check_supported, chosen, {architecture: OWN})
+    assert "on CPUs vLLM" in message
+    assert str(tmp_path) in message
+    assert message.endswith("run it on a GPU")
+    attends = config_of("lfm2", layer_types=["full_attention"] * 2)
+    check_supported(saved(tmp_path, attends), {"Lfm2ForCausalLM": OWN})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("gpt_oss", "set rollout.engine = 'native'"),
+        ("deepseek_v3", "set rollout.engine = 'native'"),
+        ("kimi_linear", "`rhymeflow sft` alone trains it"),
+    ],
+)
+def test_what_vllm_has_in_another_form_is_refused_by_name(name, instead, tmp_path, on_a_gpu):
+    chosen = saved(tmp_path, config_of(name))
+    (architecture,) = architectures(load_config(chosen.model))
+    for message in (
+        refusal(check_supported, chosen, {architecture: OWN}),
+        refusal(check_engine, chosen),  # wherever vLLM is
+    ):
+        assert f"a model of type {name!r} has" in message
+        assert instead in message
+
+
+def test_vllm_makes_a_model_of_16_or_32_bits_of_a_quantized_one(tmp_path):
+    chosen = saved(tmp_path, LlamaConfig())
+    plain = engine_args(chosen)
+    chosen = saved(tmp_path, LlamaConfig(quantization_config={"quant_method": "fp8"}))
+    assert engine_args(chosen) == plain | {"hf_overrides": {"quantization_config": None}}
+    hf_config = config_of("qwen3_5")
+    hf_config.quantization_config = {"quant_method": "fp8"}
+    text_config = engine_args(saved(tmp_path, hf_config))["hf_overrides"](hf_config)
+    assert getattr(text_config, "quantization_config", None) is None
 
 
 def test_others_are_left_to_vllm(tmp_path):
@@ -65,7 +107,7 @@ def test_of_a_model_with_a_part_for_images_vllm_runs_the_text_model(tmp_path):
 
 @needs_vllm
 @pytest.mark.vllm
-def test_this_vllm_has_these(tmp_path):
+def test_this_vllm_has_these(tmp_path, on_a_gpu):
     import_module("rhymeflow.engine.vllm.arguments").import_vllm()
     known = import_module("rhymeflow.engine.vllm.supported").known_models()
     for name in ("qwen3_next", "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "lfm2"):

@@ -372,6 +372,14 @@ def test_a_tensor_without_a_place_and_a_place_without_a_tensor_are_refused(name)
         find_places(Model(), manifest_of(tensors))
 
 
+def test_the_router_of_granites_experts_is_vllms_gate():
+    model = nn.Module()
+    model.block_sparse_moe = nn.ModuleDict({"gate": Linear([EXPERTS], HIDDEN)})
+    name = "block_sparse_moe.router.weight"
+    places = find_places(model, manifest_of({name: torch.ones(EXPERTS, HIDDEN)}))
+    assert places[name].target.name == "block_sparse_moe.gate.weight"
+
+
 @by_changes
 def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deployed, monkeypatch):
     model, packed = deployed.model, []

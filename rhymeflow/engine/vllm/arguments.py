@@ -66,6 +66,19 @@ def _text_alone(overrides: dict[str, Any], hf_config: PreTrainedConfig) -> PreTr
     return text_config
 
 
+def _overrides(config: Config, *, is_cpu: bool) -> Any:
+    """Return in what vLLM's model differs from the files' configuration; empty: in nothing."""
+    hf_config, changed = load_config(config.model), dict[str, Any]()
+    if (config.rollout.vllm_head_dtype or ("model" if is_cpu else "float32")) == "float32":
+        changed["head_dtype"] = "float32"
+    if getattr(hf_config, "quantization_config", None) is not None:
+        changed["quantization_config"] = None  # the learner publishes converted weights
+    if hf_config.get_text_config() is hf_config:
+        return changed
+    changed["architectures"] = architectures(hf_config)  # the learner has the text model alone
+    return partial(_text_alone, changed)
+
+
 def engine_args(config: Config) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`."""
     rollout, drafting = config.rollout, config.drafting
@@ -96,14 +109,8 @@ def engine_args(config: Config) -> dict[str, Any]:
     if is_v2:
         arguments["logits_processors"] = [noise_processor()]
         arguments["logprobs_mode"] = "processed_logits"
-    hf_config, overrides = load_config(config.model), dict[str, Any]()
-    if (rollout.vllm_head_dtype or ("model" if device.type == "cpu" else "float32")) == "float32":
-        overrides["head_dtype"] = "float32"
-    if overrides:
+    if overrides := _overrides(config, is_cpu=device.type == "cpu"):
         arguments["hf_overrides"] = overrides
-    if hf_config.get_text_config() is not hf_config:  # the learner has the text model alone
-        overrides["architectures"] = architectures(hf_config)
-        arguments["hf_overrides"] = partial(_text_alone, overrides)
     if device.type == "cpu":
         # Compiled code would keep the weights that were packed when it was traced.
         arguments |= {

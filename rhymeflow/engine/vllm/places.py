@@ -26,6 +26,10 @@ DECAY_LOGARITHM, DECAY = "A_log", "A"
 """A state space's weight, and what vLLM keeps in its place: -exp(A_log)."""
 
 
+ROUTER, GATE = "block_sparse_moe.router", "block_sparse_moe.gate"
+"""A router of Granite's experts, and vLLM's name of it, which its mapper has for older files."""
+
+
 class FusedPart(NamedTuple):
     """Which of the `total` tensors that a parameter is made of, in order of their rows, from 0."""
 
@@ -110,6 +114,8 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
         if getattr(layers.get(path), attribute, None) is None and mapper is not None:
             name = mapper.map_name(spec.name) or spec.name
             path, attribute, part = _layer_part(name, layers, fused)
+        if path not in layers and path.endswith(ROUTER):
+            path = f"{path.removesuffix(ROUTER)}{GATE}"
         layer = layers.get(path)
         if attribute == DECAY_LOGARITHM and not hasattr(layer, attribute):
             attribute = DECAY

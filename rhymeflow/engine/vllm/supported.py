@@ -20,8 +20,9 @@ from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for
-from rhymeflow.models.families import FAMILIES, carries_state
+from rhymeflow.models.families import carries_state, check_vllm
 from rhymeflow.models.load import load_config
+from rhymeflow.models.precision import resolve_device
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Ends of fields of a mixture's configuration. Beside an adapter vLLM computes experts in another
@@ -55,11 +56,7 @@ def known_models() -> dict[str, str]:
 def check_supported(config: Config, known: Mapping[str, str]) -> None:
     """Raise `UserError` unless vLLM, with `known_models` of these, can run the model."""
     hf_config = load_config(config.model)
-    if (reason := FAMILIES[hf_config.model_type].not_vllm) is not None:
-        raise UserError(
-            f"model.name = {config.model.name!r}: a model of type {hf_config.model_type!r} "
-            f"{reason}, so it is not run by vLLM; set rollout.engine = 'native'"
-        )
+    check_vllm(config.model.name, hf_config.to_dict())
     names = architectures(hf_config)
     modules = [known[name] for name in names if name in known]
     is_own = any(not module.endswith(".transformers") for module in modules)
@@ -72,6 +69,12 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
             f"rollout.vllm_tensor_parallel_size = {config.rollout.vllm_tensor_parallel_size}: "
             f"layers that carry a state, as those of model.name = {config.model.name!r}, are not "
             "spread over processes"
+        )
+    if resolve_device(config.model).type == "cpu":
+        raise UserError(
+            f"rollout.engine = 'vllm': on CPUs vLLM {SUPPORTED} does not compute layers that carry "
+            f"a state, as those of model.name = {config.model.name!r}, as transformers does; run "
+            "it on a GPU"
         )
     if not is_own:
         raise UserError(
