@@ -90,13 +90,14 @@ def _answers(answer: Any, most_chars: int) -> Messages:
         raise TypeError(
             f"step returned {answer!r:.100}, should be text, messages of others, or None"
         )
-    for each in answer:
+    messages: Messages = answer
+    for each in messages:
         text = each["content"]
         if len(text) > most_chars:
             note = f"\n[cut: {most_chars} of {len(text)} characters]"
             each["content"] = text[:most_chars] + note
         most_chars = max(most_chars - len(text), 0)
-    return answer
+    return messages
 
 
 async def _value(value: Any) -> Any:

@@ -212,7 +212,7 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
     return model
 
 
-def _sizes_of_layers(text_config: Any, layers: list[int]) -> dict[int, dict[str, Any]] | None:
+def _sizes_of_layers(text_config: Any, layers: list[int]) -> dict[int | str, dict[str, Any]] | None:
     """Return the sizes in which these layers of a model differ; None: they do not."""
     if not attention.is_mixed(text_config):
         return None
