@@ -14,8 +14,8 @@ ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 264, "config": 2_523, "core": 3_826,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_533, "doctor.py": 195, "emulation.py": 246,
     "engine": 4_119,
-    "environments": 3_873, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
-    "memory.py": 445, "models": 2_348, "observe": 3_444, "placement.py": 150, "pool.py": 560,
+    "environments": 4_028, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
+    "memory.py": 445, "models": 2_417, "observe": 3_444, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_392, "sandbox": 408,
     "sft": 500, "sim": 3_165,
     "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_144, "utils": 1_390, "weights": 1_885,
@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_222, "tests": 43_426, "benchmarks": 8_486}
+TOTALS = {"rhymeflow": 57_451, "tests": 43_643, "benchmarks": 8_486}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 363
+    assert len(python_files(PACKAGE)) <= 364
 
 
 def test_a_name_is_that_of_one_class():
