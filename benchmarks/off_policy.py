@@ -1,8 +1,8 @@
-"""Where staleness costs reward: bounds, corrections, algorithms, learning rates, in cluster time.
+"""Where staleness costs reward: bounds, corrections, algorithms and learning rates.
 
-Runs differ in these and the seed only. Rollout is faster than the learner, so responses are as
-stale as the bound lets them be. Rewards are of sampled answers to held-out prompts, in the mean of
-the last versions that were saved. With `--record` runs accumulate.
+Runs differ in these and the seed only. On the emulated cluster rollout is faster than the learner,
+so responses are as stale as the bound lets them be. Rewards are of sampled answers to held-out
+prompts, in the mean of the last versions that were saved. With `--record` runs accumulate.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ CORRECTIONS: dict[str, dict[str, str]] = {
 DEFAULT, ALGORITHM = "tis", "dapo"
 ALGORITHMS = "grpo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"
 """Beside the default one, each with the default correction."""
-USUAL, HIGH = 2e-4, 2e-3
-"""Learning rates: the recipe's, and ten times it."""
-STEPS, GROUPS, EPOCH = 80, 16, 128
-"""Of a run; groups in a batch; prompts in an epoch."""
-EVALUATED = (20, 40, 60, 70, 80)
-LAST = 3
+USUAL, HIGH, TENFOLD = 2e-4, 8e-4, 2e-3
+"""Learning rates: the recipe's; about the highest at which fresh responses learn; ten times it."""
+STEPS, GROUPS, EPOCH, ANSWERS = 48, 16, 128, 2
+"""Of a run; groups in a batch; prompts in an epoch; answers to each held-out prompt."""
+EVALUATED = (12, 24, 36, 42, 48)
+LAST = 2
 """Reward is the mean of so many evaluated versions, the last ones."""
-DEVICES, TRAINING = 16, 11
+TERMS, LONGEST = 16, 200
+"""Of a problem, and the tokens of a response: 16 terms take up to 160."""
+DEVICES, TRAINING = 8, 2
 HOLDS = 0.02
 """Reward holds where its median is lower by at most this than at bound 0."""
 
@@ -67,9 +69,9 @@ class Side(NamedTuple):
 
 SIDES = [
     # Without staleness there is nothing to correct.
-    *(Side(rate, 0, DEFAULT) for rate in (HIGH, USUAL)),
+    *(Side(rate, 0, DEFAULT) for rate in (HIGH, USUAL, TENFOLD)),
     *(Side(HIGH, *each) for each in itertools.product(BOUNDS[1:], CORRECTIONS)),
-    *(Side(USUAL, *each) for each in itertools.product((3, 16), ("none", DEFAULT))),
+    *(Side(USUAL, *each) for each in itertools.product(BOUNDS[1:], ("none", DEFAULT))),
     *(Side(HIGH, bound, DEFAULT, name) for bound, name in itertools.product((0, 3, 8), ALGORITHMS)),
 ]
 
@@ -119,6 +121,8 @@ def measured(side: Side, seed: int, scale: float) -> Run:
             **QUIET,
             "data.size": str(EPOCH),
             "data.eval_size": "128",
+            "data.options": f"{{max_terms: {TERMS}}}",
+            "rollout.max_completion_length": str(LONGEST),
             "emulation.devices": str(DEVICES),
             "emulation.time_scale": str(scale),
             "emulation.train_devices": str(TRAINING),
@@ -129,7 +133,7 @@ def measured(side: Side, seed: int, scale: float) -> Run:
             "learner.algorithm": side.algorithm,
             **{f"learner.{key}": value for key, value in CORRECTIONS[side.correction].items()},
             "learner.max_steps": str(STEPS),
-            "run.save_steps": "10",
+            "run.save_steps": "6",
             "run.save_total_limit": "0",
             "run.seed": str(seed),
             "run.output_dir": str(run_dir),
@@ -139,7 +143,7 @@ def measured(side: Side, seed: int, scale: float) -> Run:
         config = read_config("emulated", fields)
         train(config)
         rows = training_rows(run_dir)[STEPS // 2 :]
-        evaluate = evaluator(config)
+        evaluate = evaluator(config, ANSWERS)
         paths = paths_of(run_dir)
         found = Run(
             side,
@@ -212,7 +216,7 @@ def draw(runs: Sequence[Run]) -> None:
 def notes() -> str:
     return (
         f"Recipe `emulated`, {STEPS} steps of {GROUPS} groups, {EPOCH} prompts an epoch. `reward`: "
-        f"of sampled answers to 128 held-out prompts, the mean of versions "
+        f"of {ANSWERS} sampled answers to each of 128 held-out prompts, the mean of versions "
         f"{', '.join(map(str, EVALUATED[-LAST:]))}; median, least and greatest of the seeds. "
         f"`best`: of all evaluated versions. `holds`: at most {HOLDS} below bound 0. Other columns "
         "are of the second half of the steps."

@@ -349,9 +349,9 @@ def rewards_of(config: Config, run_dir: Path, is_drawn: bool) -> dict[int, float
     return rewards
 
 
-def evaluator(config: Config) -> Callable[[str], float]:
-    """A function from a model's name to the mean reward of its answers, with noise of its own that
-    is the same for all."""
+def evaluator(config: Config, answers: int = ANSWERS) -> Callable[[str], float]:
+    """A function from a model's name to the mean reward of so many answers to each held-out prompt,
+    with noise of its own that is the same for all."""
     import torch
 
     from rhymeflow.data.load import RunPrompts
@@ -364,7 +364,7 @@ def evaluator(config: Config) -> Callable[[str], float]:
 
     tokenizer, device = load_tokenizer(config.model), resolve_device(config.model)
     prompts = RunPrompts.load(config, tokenizer, max_length(config.model), None)
-    held_out = prompts.held_out * ANSWERS
+    held_out = prompts.held_out * answers
     ids = [prompts.encoder.encode(each) for each in held_out]
 
     def evaluate(name: str) -> float:

@@ -118,8 +118,9 @@ class RolloutConfig(Section):
     old keys and values stay, which costs nothing, but the response's log-probabilities are then
     those of no single version."""
     max_kv_tokens: Positive | None = None
-    """Tokens in the KV cache of one instance above which no responses are routed to it; `None`: as
-    many as `max_num_seqs` of the longest responses need."""
+    """Tokens that an instance's KV cache holds: no responses are routed to it beyond, and those
+    that started last wait while the others need the room; `None`: as many as `max_num_seqs` of the
+    longest responses need."""
     num_threads: Positive | None = None
     """Threads of each process of an instance; `None` divides the machine's cores among the workers,
     or among its GPUs if it has more of these; on a Ray cluster without GPUs it is 1."""

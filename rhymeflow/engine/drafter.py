@@ -37,15 +37,18 @@ class Drafting:
         return 0 if self.drafter is None else self.drafter.num_searched
 
     def propose(
-        self, ready: list[Request], *, other_rows: int, kv_tokens: int
+        self, ready: list[Request], *, other_rows: int, kv_tokens: int, room: int | None = None
     ) -> dict[Hashable, Draft]:
-        """Return runnable drafts by request id; requests without a draft are missing."""
+        """Return runnable drafts by request id; requests without a draft are missing. `room`: the
+        most tokens of all drafts together, of which each may have an equal part."""
         self._kv_tokens = kv_tokens
         if self.drafter is None or not ready:
             return {}
         handles = self._handles_of(self.drafter, ready)
         # An iteration also samples one token after the draft.
         limits = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
+        if room is not None:
+            limits = [min(limit, max(room, 0) // len(ready)) for limit in limits]
         drafts = self.drafter.propose(handles, limits, other_rows=other_rows, kv_tokens=kv_tokens)
         runnable_drafts = {}
         for request, limit, draft in zip(ready, limits, drafts, strict=True):

@@ -260,8 +260,8 @@ class Cluster:
             self.report([events.Observed(response.id, ended.turn, response.generated)])
 
     def _snapshot(self, _: None) -> None:
-        """Report snapshots of busy instances every `snapshot_seconds`, until none is busy."""
-        busy = [instance for instance in self.live.values() if instance.busy]
+        """Report snapshots every `snapshot_seconds`, of an instance until it has none to tell."""
+        busy = [instance for instance in self.live.values() if instance.has_news]
         self._snapshot_due = bool(busy)
         if busy:
             self._at(self.now + self.latencies.snapshot_seconds, _SNAPSHOT, self._snapshot)

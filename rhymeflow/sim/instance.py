@@ -54,6 +54,7 @@ class SimulatedInstance:
         self._decode_span: DecodeSpan | None = None
         self._pulling: tuple[Pull, Version] | None = None
         self._since = now  # when the decode span or the pull that is under way began
+        self._reported = 0.0  # the clock in its last snapshot
 
     @property
     def pulling(self) -> bool:
@@ -65,12 +66,18 @@ class SimulatedInstance:
         """Whether it has anything to do."""
         return self.next < inf
 
+    @property
+    def has_news(self) -> bool:
+        """Whether it has generated anything since its last snapshot, or may now."""
+        return self.busy or self._batch.clock(0) > self._reported
+
     def snapshot(self, now: float) -> Snapshot:
         """Return the snapshot that it reports at `now`."""
         waiting = tuple(self._batch.waiting)
         over = 0 if self._decode_span is None else self._decode_span.over(now)
         kv_tokens, generated = self._batch.kv_tokens(over), self._batch.clock(over)
         prefilled = self.tally.prefilled
+        self._reported = generated
         return Snapshot(self.name, self.last_number, waiting, kv_tokens, generated, prefilled)
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
@@ -87,7 +94,6 @@ class SimulatedInstance:
         """Do what is due at `now`, which must be `next`; return the events, in order."""
         assert now == self.next, (now, self.next)
         events: list[Event] = []
-        changed = bool(self._inbox or self._batch.waiting or self._pulling)
         if self._pulling is not None:
             events.append(self._end_pull(now))
         elif self._decode_span is not None:
@@ -95,8 +101,6 @@ class SimulatedInstance:
         self._obey(now, events)
         if self._pulling is None:
             self._begin(now)
-            if changed or self._batch.waiting:
-                events.append(self.snapshot(now))
         return events
 
     def busy_seconds(self, now: float) -> float:

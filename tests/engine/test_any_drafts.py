@@ -5,6 +5,7 @@ their depth, wrong, or in no vocabulary."""
 
 import functools
 import itertools
+import sys
 
 import pytest
 import torch
@@ -59,6 +60,8 @@ class Moves:
     def step(self):
         for engine in self.engines.values():
             self.reasons.update({request.id: reason for request, reason in engine.step()})
+            held = [each.held for each in engine._sequences.values() if each.held]
+            assert len(held) < 2 or sum(held) <= (engine._kv_capacity or sys.maxsize)
             slots = [each.slot for each in engine._sequences.values() if each.slot is not None]
             for slot in slots:
                 assert slot.size_class.capacity < max(FIRST_CAPACITY + 1, 2 * slot.length)

@@ -172,3 +172,23 @@ def test_new_weights_while_something_has_made_way_for_urgent_ones():
         begin = request.segments[-1].start
         _, logprobs = by_formula(model, new, request, 0)
         assert request.logprobs[begin:] == pytest.approx(logprobs[begin:], abs=1e-4)
+
+
+def test_what_makes_way_before_it_has_begun():
+    """The first grows while the second is prefilled, in parts, and the third has no turn yet."""
+    model = tiny_model()
+    engine = make_engine(model, max_prefill_tokens=4, kv_capacity=22)
+    requests = make_requests((3, 12, 5))
+    for request in requests:
+        engine.submit(request)
+    for _ in range(3):
+        engine.step()
+        assert len(engine.load().waiting) == 0
+    engine.step()
+    assert engine.load().waiting == (requests[2].id,)
+    assert engine.kv_tokens <= 22
+    while engine.has_work:
+        engine.step()
+    alone = make_requests((3, 12, 5))
+    run(make_engine(model), alone)
+    assert [each.tokens for each in requests] == [each.tokens for each in alone]

@@ -22,9 +22,16 @@ jobs = st.lists(
 )
 
 
-@given(jobs, st.integers(1, 5), st.integers(1, 25), st.sets(st.integers(0, 60), max_size=4))
-def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_tokens, new_weights):
-    scheduler = Scheduler(max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens)
+@given(
+    jobs, st.integers(1, 5), st.integers(1, 25), st.integers(1, 130),
+    st.sets(st.integers(0, 60), max_size=4),
+)  # fmt: skip
+def test_everything_finishes_within_limits(
+    jobs, max_num_seqs, max_prefill_tokens, kv_capacity, new_weights
+):
+    scheduler = Scheduler(
+        max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens, kv_capacity=kv_capacity
+    )
     arrivals = sorted(enumerate(jobs), key=lambda job: job[1][2])
     todo = [
         (when, make_sequence(i, prompt, new, is_urgent))
@@ -44,8 +51,15 @@ def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_token
         before = {s: s.cached for s in (*scheduler.running, *waiting)}
         had_places = set(scheduler.running)
         plan = scheduler.plan()
-        assert set(plan.evicted) == had_places - set(scheduler.running)
-        assert not any(s.request.is_urgent for s in plan.evicted), "it made way for its like"
+        assert had_places - set(scheduler.running) <= set(plan.evicted)
+        assert not set(plan.evicted) & set(scheduler.running)
+        made_way = [s for s in plan.evicted if s.request.is_urgent]
+        others = [s for s in scheduler.running if not s.request.is_urgent]
+        assert not made_way or not others, "urgent ones make way for each other only"
+        assert all(s.cached == 0 for s in plan.dropped)
+        for sequence in plan.dropped:
+            before[sequence] = 0
+            in_cache.pop(sequence, None)
         ready = [s for s in ready if s not in plan.evicted]
         started += [s for s in scheduler.running if s not in started]
         check_plan(scheduler, plan, ready, before, in_cache)
@@ -70,10 +84,14 @@ def test_everything_finishes_within_limits(jobs, max_num_seqs, max_prefill_token
 def check_plan(scheduler, plan, ready, before, in_cache):
     running = scheduler.running
     assert len(running) <= scheduler.max_num_seqs
-    is_full = len(running) == scheduler.max_num_seqs
-    assert is_full or not (scheduler.waiting or scheduler.urgent)
+    used = sum(s.needed for s in running) + sum(s.held for s in scheduler.waiting)
+    assert plan.room == scheduler.kv_capacity - used
+    assert plan.room >= 0 or (len(running) == 1 and used == running[0].needed)
+    queue = scheduler.waiting or scheduler.urgent
+    if queue and len(running) < scheduler.max_num_seqs and not plan.dropped:
+        assert queue[0].needed - queue[0].held + len(running) > plan.room, "there is room for it"
     num_urgent = sum(s.request.is_urgent for s in running)
-    assert num_urgent >= scheduler.urgent_places or not scheduler.urgent
+    assert num_urgent >= scheduler.urgent_places or not scheduler.urgent or plan.dropped
     if running:
         assert plan.work
     for share in plan.prefix_copies:
@@ -99,7 +117,7 @@ def check_plan(scheduler, plan, ready, before, in_cache):
 
 
 def test_urgent_ones_take_half_of_the_places_at_once_and_no_more_while_others_wait():
-    scheduler = Scheduler(max_num_seqs=4, max_prefill_tokens=100)
+    scheduler = Scheduler(max_num_seqs=4, max_prefill_tokens=100, kv_capacity=1000)
     others = [make_sequence(i, (i, i), 9) for i in range(5)]
     for sequence in others:
         scheduler.submit(sequence)
@@ -117,3 +135,25 @@ def test_urgent_ones_take_half_of_the_places_at_once_and_no_more_while_others_wa
     scheduler.remove([others[3], others[4], others[1]])
     scheduler.plan()
     assert scheduler.running == [urgent[1], urgent[2], others[2], urgent[3]], "nobody else waits"
+
+
+def test_what_started_last_makes_way_for_the_cache_of_the_others():
+    scheduler = Scheduler(max_num_seqs=4, max_prefill_tokens=100, kv_capacity=20)
+    first, second, third = (make_sequence(i, (i,) * 5, 9) for i in range(3))
+    for sequence in (first, second, third):
+        scheduler.submit(sequence)
+    plan = scheduler.plan()
+    assert scheduler.running == [first, second, third]
+    assert plan.room == 5
+    for _ in range(2):
+        for sequence, _, _ in plan.work:
+            scheduler.advance([(sequence, sequence.remaining, None)])
+            sequence.extend([5], [0.0], SEGMENT)
+        plan = scheduler.plan()
+    assert (plan.evicted, plan.dropped) == ([third], [third])
+    assert (third.cached, plan.room) == (0, 6)
+    assert scheduler.plan().evicted == []
+    scheduler.remove([first])
+    scheduler.plan()
+    assert scheduler.running == [second, third], "and it goes on with what it had"
+    assert third.needed == 7

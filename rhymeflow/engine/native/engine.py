@@ -6,6 +6,7 @@ lowering `Sequence.cached` discards the others. No CUDA graphs are used."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Hashable, Iterable
 
 import torch
@@ -42,8 +43,9 @@ class Engine:
 
     `model` must be loaded with `attn_implementation=models.attention.NAME` and be in eval mode.
     `seed` is the run's. `instance` and `version` are recorded in the segments of each response.
-    Between two turns a response keeps its cache if there is room: at most `max_num_seqs` do, within
-    the part of `kv_capacity` tokens that running responses leave. None: no cache is kept."""
+    The cache has at most `kv_capacity` tokens, unless a response alone has more (see `scheduler`);
+    None: as many as fit. Between two turns a response keeps its part if there is room: at most
+    `max_num_seqs` do; without `kv_capacity` none does."""
 
     def __init__(
         self,
@@ -69,7 +71,9 @@ class Engine:
             self._lm_head = LMHead(model)
             self._body = body_for(model)
         self._scheduler = Scheduler(
-            max_num_seqs=max_num_seqs, max_prefill_tokens=max_prefill_tokens
+            max_num_seqs=max_num_seqs,
+            max_prefill_tokens=max_prefill_tokens,
+            kv_capacity=kv_capacity or sys.maxsize,
         )
         shape = attention.Shape.of(config)
         self._attention = attention_for(self._device, model.dtype, shape.head_dim)
@@ -167,13 +171,12 @@ class Engine:
         if not plan.work:
             return []
         self._drafting.end([sequence.request.id for sequence in plan.evicted])
-        for sequence in plan.evicted:
-            if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
+        for sequence in plan.dropped:
+            if sequence.slot is not None:
                 self._cache.release(sequence.slot)
-                sequence.slot, sequence.cached = None, 0
-        # The tokens that this iteration adds to the cache are counted by the next one.
-        self._kept.fit(self._kv_capacity - self.kv_tokens)
-        work = plan.work = self._drafted(plan.work)
+            sequence.slot, sequence.is_mixed = None, False
+        work = plan.work = self._drafted(plan)
+        self._kept.fit(plan.room if self._kv_capacity else 0)
         decoded, prefilled, cached = plan.rows()
         searched = self._drafting.num_searched
         self._modelled = self.pace.charge(decoded, prefilled, cached, searched)
@@ -209,12 +212,15 @@ class Engine:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
-    def _drafted(self, work: list[SequenceWork]) -> list[SequenceWork]:
-        """Return the work, with drafts added for sequences that are ready to decode."""
-        before = self.pace.now()
+    def _drafted(self, plan: IterationPlan) -> list[SequenceWork]:
+        """Return the work, with drafts added for sequences that are ready to decode, as far as
+        there is room for them."""
+        before, work = self.pace.now(), plan.work
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
         other_rows = sum(item.num_new for item in work) - len(ready)
-        drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
+        drafts = self._drafting.propose(
+            ready, other_rows=other_rows, kv_tokens=self.kv_tokens, room=plan.room
+        )
         self._started += self.pace.now() - before  # the drafter's time does not count
         if not drafts:
             return work
@@ -223,6 +229,7 @@ class Engine:
             draft = drafts.get(item.sequence.request.id)
             if draft is not None:
                 item = SequenceWork(item.sequence, 1 + len(draft.tokens), draft)
+                plan.room -= len(draft.tokens)
             drafted.append(item)
         return drafted
 

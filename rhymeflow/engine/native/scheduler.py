@@ -1,9 +1,12 @@
 """Which tokens run in the next iteration.
 
 - Requests start in the order they came; urgent ones have a queue of their own. A request runs until
-  it finishes, is interrupted or makes way for an urgent one. Those that made way start next, the
-  one that has run longest first.
+  it finishes, is interrupted or makes way. Those that made way start next, the one that has run
+  longest first.
 - At most `max_num_seqs` run at a time, at most `urgent_places` of them urgent while others wait.
+- They have at most `kv_capacity` tokens in the cache, unless a single one has more. If the next
+  tokens do not fit, those that started last make way and lose their cache. A request starts if it
+  fits and leaves room for others to grow.
 - One iteration prefills at most `max_prefill_tokens` tokens, in chunks; each sequence that is ready
   to decode decodes in every iteration.
 - Of running sequences with the same prompt (a group), one computes it and the others copy it,
@@ -23,6 +26,8 @@ from rhymeflow.histospec.draft import NONE, Draft
 URGENT_SHARE = 0.5
 """Share of the running sequences that urgent requests may displace: they are decoded at once, and
 training continues during an evaluation of any size."""
+WATERMARK = 0.01
+"""Least share of the cache that a request leaves free when it starts beside others."""
 
 
 class SequenceWork(NamedTuple):
@@ -47,7 +52,10 @@ class IterationPlan:
 
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     work: list[SequenceWork] = field(default_factory=list)
-    evicted: list[Sequence] = field(default_factory=list)  # sequences that made way for urgent ones
+    evicted: list[Sequence] = field(default_factory=list)  # sequences that made way
+    dropped: list[Sequence] = field(default_factory=list)
+    """Sequences whose cached tokens are given up. The caller releases their slots first."""
+    room: int = 0  # tokens that the cache still has room for after the work
 
     def rows(self) -> tuple[int, int, int]:
         """Return the rows of sequences that decode, drafts included; those of prompts, and of a
@@ -60,10 +68,10 @@ class IterationPlan:
 class Scheduler:
     """The engine's queue and its running sequences."""
 
-    def __init__(self, *, max_num_seqs: int, max_prefill_tokens: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_prefill_tokens: int, kv_capacity: int) -> None:
         assert max_num_seqs > 0
         assert max_prefill_tokens > 0
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs, self.kv_capacity = max_num_seqs, kv_capacity
         self.urgent_places = max(1, int(max_num_seqs * URGENT_SHARE))
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()
@@ -80,8 +88,9 @@ class Scheduler:
         plan = IterationPlan()
         if self.urgent:
             self._admit_urgent(plan)
-        while (self.waiting or self.urgent) and len(self.running) < self.max_num_seqs:
-            self.running.append((self.waiting or self.urgent).popleft())
+        self._make_room(plan)
+        if not plan.dropped:
+            self._admit(plan)
         unready = [sequence for sequence in self.running if sequence.remaining > 1]
         held_back = self._share(unready, plan) if unready else set()
         budget = self.max_prefill_tokens
@@ -122,6 +131,41 @@ class Scheduler:
                 self.waiting.appendleft(last)
                 plan.evicted.append(last)
             self.running.append(self.urgent.popleft())
+
+    def _make_room(self, plan: IterationPlan) -> None:
+        """Drop caches until all that runs can be cached, with the next token of each. Of waiting
+        sequences, some made way for urgent ones and kept theirs: those go first."""
+        held = [each for each in self.waiting if each.cached]
+        used = sum(each.held for each in held)
+        plan.room = self.kv_capacity - used - sum(each.needed for each in self.running)
+        while plan.room < 0 and (held or len(self.running) > 1):
+            if held:
+                last = held.pop()
+                plan.room += last.held
+            else:
+                last = self._last_started()
+                self.running.remove(last)
+                (self.urgent if last.request.is_urgent else self.waiting).appendleft(last)
+                plan.evicted.append(last)
+                plan.room += last.needed
+            last.cached = 0
+            plan.dropped.append(last)
+
+    def _last_started(self) -> Sequence:
+        """Return the running sequence that makes way first; an urgent one is the last to."""
+        others = [each for each in self.running if not each.request.is_urgent]
+        return (others or self.running)[-1]
+
+    def _admit(self, plan: IterationPlan) -> None:
+        """Start sequences, in order, while there is room for them and for what runs to grow."""
+        margin = int(WATERMARK * self.kv_capacity)
+        while (self.waiting or self.urgent) and len(self.running) < self.max_num_seqs:
+            queue = self.waiting or self.urgent
+            more = queue[0].needed - queue[0].held
+            if self.running and more + max(margin, len(self.running)) > plan.room:
+                return
+            plan.room -= more
+            self.running.append(queue.popleft())
 
     def _share(self, unready: list[Sequence], plan: IterationPlan) -> set[Sequence]:
         """Plan copies of cached prompts; return the sequences that wait for theirs."""

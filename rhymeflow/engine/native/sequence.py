@@ -33,6 +33,11 @@ class Sequence:
         """Tokens that take room in the cache: the cached ones that were not given back."""
         return max(0, self.cached - (0 if self.slot is None else self.slot.start))
 
+    @property
+    def needed(self) -> int:
+        """Tokens that take room in the cache when the next one is sampled."""
+        return self.held + self.remaining
+
     def extend(
         self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int = 0
     ) -> None:
