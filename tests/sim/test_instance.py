@@ -197,10 +197,11 @@ def test_what_was_interrupted_survives_the_next_instance():
         while instance.next < 0.2:
             instance.advance(instance.next)
         instance.deliver(Interrupt(name, 2, (response.id,) if name == "rollout-0" else ()), 0.2)
-        reported = instance.advance(instance.next)
+        instance.advance(instance.next)
         generated.append(response.generated)
     assert generated[0] > 5
-    assert reported[0].number == 2, "it still runs on the second, which is gone now"
+    assert instance.snapshot(0.25).number == 2
+    assert instance.busy, "it still runs on the second, which is gone now"
     instance.crash(0.3, 1e6)
     assert response.generated == generated[0]
     assert response.oldest_version == 0
@@ -216,3 +217,19 @@ def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share
     decode_span.cut(now)
     assert decode_span.end >= now
     assert decode_span.iterations - over in (0, 1)
+
+
+def test_its_last_tokens_are_news_until_they_are_told():
+    response = Response(TrajectoryId(0, 0), 10, 60, routed_version=0)
+    instance = SimulatedInstance(
+        "rollout-0", HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
+    )  # fmt: skip
+    assert not instance.has_news
+    instance.deliver(Route("rollout-0", 1, response.id, 0), 0.0)
+    while instance.busy:
+        assert instance.has_news
+        now = instance.next
+        instance.advance(now)
+    assert instance.has_news
+    assert instance.snapshot(now).decoded_tokens == pytest.approx(60, abs=1)
+    assert not instance.has_news
