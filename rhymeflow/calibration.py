@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import combinations, groupby
 from operator import attrgetter
 from pathlib import Path
@@ -21,8 +21,10 @@ from rhymeflow import profiles
 from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Command, Route
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import GroupId, TrajectoryId
+from rhymeflow.emulation import learner_cost
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.profiles import Profile
@@ -40,6 +42,7 @@ LEAST_TIMINGS = 8
 HELD_OUT_INTERVAL = 4
 """One timing in this many is held out."""
 COMPUTED = "packing/computed_share"
+_ONES = CostModel(*(1.0 for _ in fields(CostModel)))
 _KINKS = 128
 """Kinks that are tried, in each of two rounds."""
 
@@ -344,15 +347,17 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
                 "verify drafts differ in size; a run that is to be fitted has drafting.window = "
                 "'off'"
             )
-        if config.learner.has_critic or config.learner.distillation.is_used:
+        passes, of_all = config.learner.num_iterations, learner_cost(_ONES, config.learner)
+        if config.learner.distillation.is_served or of_all.train_token != passes:
             raise UserError(
-                f"{run_dir}: its steps are those of a critic or a teacher, too; a run that is to "
-                "be fitted has neither (learner.advantage, learner.distillation)"
+                f"{run_dir}: its steps have other passes, too: of a critic, a teacher or a "
+                "reference, or forward passes for a ratio or a correction; a run that is to be "
+                "fitted has none (learner.algorithm: dapo, one optimizer step for a batch)"
             )
         # The first step includes loading and compiling.
         rows = [row for row in metrics.read(run_dir).values() if "step_time" in row][1:]
         log = read(reader, config)
-        trained = list(train_timings(rows, reader, config.learner.num_iterations))
+        trained = list(train_timings(rows, reader, passes))
     if len(log.stretches) < LEAST_TIMINGS or len(trained) < 2:
         raise UserError(
             f"{run_dir}: has {len(log.stretches)} timings of decoding and {len(trained)} of "

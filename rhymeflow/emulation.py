@@ -216,15 +216,20 @@ class Pace:
 
 def learner_cost(cost: CostModel, learner: LearnerConfig) -> CostModel:
     """Return the cost of all that the learner computes for a token of a batch, in each pass and
-    before the first: by the policy, a critic and a teacher on its ranks, as large as the policy."""
+    before the first: by the policy, its reference, a critic and a teacher on its ranks, each as
+    large as the policy. `Learner.charged` counts the passes that it makes."""
     passes, teacher = learner.num_iterations, learner.distillation
-    scored = int(learner.has_critic)
+    forward = float(learner.needs_proximal + learner.has_critic)  # passes without a gradient
+    if learner.beta > 0.0:
+        forward += 2 if learner.kl_in == "reward" else 1
+    if learner.needs_whole_responses:  # before each optimizer step, or all but the first
+        forward += passes - learner.needs_proximal / learner.num_minibatches
     if teacher.is_used and not teacher.is_served:
-        scored += passes if teacher.is_divergence else 1
-    train = passes * cost.train_token
-    measure = train if learner.trains_on_all else passes * cost.measure_token
-    both = passes * cost.train_token * learner.has_critic + scored * cost.measure_token
-    return dataclasses.replace(cost, train_token=train + both, measure_token=measure + both)
+        forward += passes if teacher.is_divergence else 1
+    train = passes * (1 + learner.has_critic) * cost.train_token + forward * cost.measure_token
+    measure = (passes + learner.needs_proximal) * cost.measure_token
+    measured = train if learner.trains_on_all else measure
+    return dataclasses.replace(cost, train_token=train, measure_token=measured)
 
 
 def draft_seconds(config: Config) -> float:

@@ -110,14 +110,16 @@ def test_what_cannot_be_fitted_is_said(tmp_path: Path, refused: Callable[..., st
     (tmp_path / "b").write_text("")
     small = {"learner.max_steps": "2", "learner.groups_per_batch": "2"}
     simulate(read_config("demo", small), output=tmp_path / "drafted")
-    judged = {**small, "drafting.window": "off", "learner.algorithm": "ppo"}
-    simulate(read_config("demo", judged), output=tmp_path / "judged")
-    simulate(read_config("demo", {**small, "drafting.window": "off"}), output=tmp_path / "short")
+    small["drafting.window"] = "off"
+    simulate(read_config("demo", small), output=tmp_path / "short")
+    beside = {"judged": {"learner.algorithm": "ppo"}, "twice": {"learner.num_iterations": "2"}}
+    for name, changes in beside.items():
+        simulate(read_config("demo", small | changes), output=tmp_path / name)
     table = [
         # run, output, what is said
         ("none", "x.json", "none: no such directory"),
         ("drafted", "x.json", "a run that is to be fitted has drafting.window = 'off'"),
-        ("judged", "x.json", "its steps are those of a critic or a teacher, too"),
+        *((name, "x.json", "its steps have other passes, too") for name in beside),
         ("short", "x.json", "let it train for more steps"),
         ("short", "a.txt", "ends in .json"),
         ("short", "a.json", "is a directory"),

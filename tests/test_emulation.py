@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 
 from rhymeflow import emulation, profiles
 from rhymeflow.config.load import read_config
 from rhymeflow.core.cost import CostModel
 from rhymeflow.emulation import Pace
+from rhymeflow.models.attention import body_of
 from tests.engine.drafters import FakeDrafter, line
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 from tests.learner.builders import made_up_batch, tiny_learner
+from tests.learner.builders import tiny_model as tiny_policy
 from tests.refused import refusal
 
 COST = CostModel(1e-6, 0.01, 1e-4, 0.009, 1e-3, 1e-4, 1e-3, 5e-4, 0.5, 3.0, 2.0)
@@ -126,6 +130,7 @@ def test_training_lasts_as_long_as_its_tokens_and_is_counted_anew(pace, machine)
 
 SEVERAL = {"num_iterations": 3}
 TEACHER = {"teacher": "start"}
+GSPO = {"algorithm": "gspo"}
 
 
 @pytest.mark.parametrize(
@@ -133,25 +138,56 @@ TEACHER = {"teacher": "start"}
     [
         {},
         SEVERAL,
+        {**SEVERAL, "off_policy_correction": "none"},
         {"algorithm": "ppo"},
         {"algorithm": "ppo", **SEVERAL},
         {"distillation": TEACHER, **SEVERAL},
         {"distillation": {**TEACHER, "mode": "full_logits"}, **SEVERAL},
+        {"beta": 0.1, **SEVERAL},
+        {"beta": 0.1, "kl_in": "reward"},
+        {"algorithm": "ppo", "beta": 0.1, "kl_in": "reward", **SEVERAL},
+        {"top_entropy_quantile": 0.5},
+        {"normalize_importance_weights": True, "off_policy_level": "sequence"},
+        {"off_policy_masks": {"seq_mean_k2": 1.0}},
+        GSPO,
+        {**GSPO, **SEVERAL},
+        {**GSPO, **SEVERAL, "num_minibatches": 2},
+        {**GSPO, **SEVERAL, "num_minibatches": 2, "off_policy_correction": "none"},
     ],
     ids=str,
 )
-def test_a_learner_is_charged_with_what_a_simulated_one_is(changes):
-    batch, learner = made_up_batch(), tiny_learner(**changes)
-    prompts = {sample.group: len(sample.prompt_ids) for sample in batch}
-    tokens = Counter({sample.group: 0 for sample in batch})
-    for sample in batch:
-        tokens[sample.group] += len(sample.completion_ids)
-    trained = sum(tokens[group] + prompts[group] for group in prompts if group != 1)
-    measured = tokens[1] + prompts[1]  # whose rewards are equal
+def test_a_learner_is_charged_with_the_passes_it_makes_as_a_simulated_one_is(changes):
+    """As hooks count them, of groups that are equally long; rewards of every other one are equal.
+    The last token of a response is charged, and not computed."""
+    base, learner, passes = made_up_batch(groups=1), tiny_learner(**changes), Counter()
+    batch = [
+        replace(
+            sample,
+            group=group,
+            prompt_ids=[3 + group, *sample.prompt_ids],
+            completion_ids=[3 + member, *sample.completion_ids[1:]],  # so that none begin alike
+            reward=1.0 if group % 2 else float(member),
+        )
+        for group in range(4)
+        for member, sample in enumerate(base)
+    ]
+    if learner._reference is not None:
+        learner._reference.model.load_state_dict(tiny_policy(seed=5).state_dict())
+
+    def count(module, inputs, given):
+        name = "train_token" if torch.is_grad_enabled() else "measure_token"
+        passes[name] += given["input_ids"].numel()
+
+    critic = None if learner._critic is None else learner._critic._scorer
+    for scorer in filter(None, (learner._policy, learner._reference, critic)):
+        body_of(scorer.model).register_forward_pre_hook(count, with_kwargs=True)
     learner.train(batch, 0)
+    each = 1 + len(base[0].prompt_ids) + sum(len(sample.completion_ids) for sample in base)
+    computed = each - len(base)
+    assert learner.charged == {name: n / computed * each for name, n in passes.items()}
     charged = sum(getattr(COST, name) * count for name, count in learner.charged.items())
     cost = emulation.learner_cost(COST, learner._config)
-    simulated = cost.train_token * trained + cost.measure_token * measured
+    simulated = 2 * each * (cost.train_token + cost.measure_token)
     assert charged == pytest.approx(simulated)
 
 

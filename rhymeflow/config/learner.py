@@ -341,6 +341,30 @@ class LearnerConfig(Section):
         return has_terms or self.advantage in ("gae", "reward") or self.scale_rewards == "tokens"
 
     @property
+    def corrects(self) -> bool:
+        """Whether tokens of another policy are weighted or masked."""
+        has_masks = bool(self.off_policy_masks) or self.off_policy_mask_threshold is not None
+        return self.off_policy_correction != "none" or has_masks
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """Whether a token's loss depends on the other tokens of its response, which are then scored
+        before it, without gradient."""
+        return (
+            self.ratio != "token"
+            or self.off_policy_level != "token"
+            or self.off_policy_mask_threshold is not None
+            or any(not name.startswith("token") for name in self.off_policy_masks)
+        )
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether a batch is scored by the policy before its first step in a pass of its own."""
+        is_one_step = self.num_iterations == 1 and self.num_minibatches == 1
+        of_batch = self.normalize_importance_weights or self.top_entropy_quantile < 1.0
+        return of_batch or (self.corrects and not is_one_step)
+
+    @property
     def kl_weight(self) -> float:
         """Weight of the KL term in the loss."""
         return self.beta if self.kl_in == "loss" else 0.0

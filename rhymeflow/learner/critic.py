@@ -8,6 +8,7 @@ micro-batches, by the same optimizer steps, and all of its weights are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ from rhymeflow.learner.scoring import Scoring
 class Critic:
     """Estimates the values of a batch's tokens, and learns them.
 
-    It owns `model`, whose head it replaces; `read` is as in `Learner`. With several ranks methods
-    are collectives.
+    It owns `model`, whose head it replaces; `read` is as in `Learner`, and its passes are counted
+    in `charged`. With several ranks methods are collectives.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Critic:
         compute_dtype: torch.dtype,
         ranks: Ranks,
         read: Callable[[str, slice], Tensor] | None,
+        charged: Counter[str],
     ) -> None:
         name = _give_value_head(model)
 
@@ -62,7 +64,7 @@ class Critic:
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self.optimizer = Optimizer(model, learner, compute_dtype, ranks)
         attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
-        self._scorer = TokenScorer(model.eval(), rollout, chunk, attention, forward)
+        self._scorer = TokenScorer(model.eval(), rollout, chunk, attention, forward, charged)
         self._batch = Estimates([], [], [])
         self._norms: list[float] = []
         if learner.gradient_checkpointing:

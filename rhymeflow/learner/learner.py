@@ -46,7 +46,6 @@ from rhymeflow.learner.minibatch import (
     step_scales,
 )
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
-from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample, by_response, first_sequences, owners
@@ -108,8 +107,7 @@ class Learner:
         self.version = 0
         self.num_tokens = 0
         self.charged: Counter[str] = Counter()
-        """Tokens of all passes so far, by the name of their cost (`core.cost`): of a micro-batch
-        each prompt once, and each response in full."""
+        """As in `TokenScorer`, of all models; `emulation.learner_cost` says the same of a batch."""
         self.skipped: dict[int, str] = {}
         """Optimizer steps of the last batch that were skipped, by number from 0, and why."""
         self._early: _Early | None = None
@@ -125,16 +123,21 @@ class Learner:
 
         def frozen(model: PreTrainedModel, read: Reads | None = read) -> TokenScorer:
             model.requires_grad_(False)
-            return proved_scorer(model, rollout, learner, shards(model, read))
+            return counted(model, shards(model, read))
+
+        def counted(model: PreTrainedModel, shards: Shards | None) -> TokenScorer:
+            found = proved_scorer(model, rollout, learner, shards)
+            return replace(found, charged=self.charged)
 
         self._critic: Critic | None = None
         if learner.has_critic:  # copied while the weights are exact
             given = critic or copy.deepcopy(model)
-            self._critic = Critic(given, learner, rollout, compute_dtype, ranks, read)
+            how = compute_dtype, ranks, read, self.charged
+            self._critic = Critic(given, learner, rollout, *how)
         freeze(model, learner.frozen_parameters)
         policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
-        self._policy = proved_scorer(model, rollout, learner, policy_shards)
+        self._policy = counted(model, policy_shards)
         self._base = None if adapter_in(model) is None else FrozenBase(model, ranks)
         self._reference: TokenScorer | None = None
         if learner.needs_start and self._base is not None:
@@ -334,7 +337,6 @@ class Learner:
     ) -> None:
         """Add a micro-batch's gradient to the parameters, and its metrics to `totals`."""
         config, inputs = self._config, micro.inputs
-        self._charge(micro, is_first_pass=is_first_pass)
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
             if micro.gradient_R is not None:
@@ -366,21 +368,6 @@ class Learner:
         totals.add(sums, micro.row, is_first_pass=is_first_pass)
         if details is not None:
             details.add_flags(micro, logprob_R)
-
-    def _charge(self, micro: MicroBatch, *, is_first_pass: bool) -> None:
-        """Count the tokens of a micro-batch, for each model that reads them in its pass, or did
-        before the first one. `emulation.learner_cost` says the same of a batch."""
-        if micro.is_empty:
-            return
-        size = _size(micro.row)
-        self.charged["train_token" if micro.needs_grad else "measure_token"] += size
-        if self._critic is not None:
-            self.charged["train_token"] += size
-            self.charged["measure_token"] += size * is_first_pass
-        is_beside = self._config.distillation.is_divergence  # it reads while the policy does
-        reads = micro.needs_grad if is_beside else is_first_pass
-        if isinstance(self._teacher, ModelTeacher) and reads:
-            self.charged["measure_token"] += _size(micro.for_teacher)
 
     def _backward(self, micro: MicroBatch, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a micro-batch's scores and, if that is in the loss, a teacher's divergence."""
@@ -427,8 +414,3 @@ class Learner:
         found = batch_advantages(reward_N, groups, lengths, config, components, weights)
         values = found.values * config.distillation.reward_weight
         return replace(found, values=values[owners(batch)])
-
-
-def _size(row: PackedRow) -> int:
-    """Return the tokens of a row's prompts, each once, and of its responses in full."""
-    return row.size_unshared + len(row.members)

@@ -7,9 +7,10 @@ the model's dtype, an error of 1 in 512 in single terms of long sums."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -62,6 +63,9 @@ class TokenScorer:
     chunk_size: int
     attention: AttentionKind = PackedAttention
     forward: Forward = call_directly
+    charged: Counter[str] = field(default_factory=Counter)
+    """Tokens of all passes so far, by the name of their cost (`core.cost`), with gradient and
+    without: of a row each prompt once, and each response in full."""
 
     def __post_init__(self) -> None:
         state.reset_at_boundaries(self.model)
@@ -141,7 +145,7 @@ class TokenScorer:
         sequences = proof.sequences(self.model)
         expected = proof.own_logprobs(self.model, sequences)
         # Without temperature, top-k and top-p.
-        plain = replace(self, rollout=RolloutConfig(), forward=call_directly)
+        plain = replace(self, rollout=RolloutConfig(), forward=call_directly, charged=Counter())
         samples = []
         for ids, num_prompt in sequences:
             prompt, response = ids[:num_prompt], ids[num_prompt:]
@@ -154,6 +158,9 @@ class TokenScorer:
     def hidden(self, row: PackedRow) -> Tensor:
         """Return the body's output where a response token is predicted, [R, D]; within
         `forward`."""
+        if row.members:
+            cost = "train_token" if torch.is_grad_enabled() else "measure_token"
+            self.charged[cost] += row.num_whole
         sequences = row.sequences, len(row.tokens_T), self.model.device
         with _packed(self.attention(*sequences), cache(partial(Rectangles, *sequences))):
             hidden_1TD = body_of(self.model)(

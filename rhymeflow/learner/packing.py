@@ -37,6 +37,11 @@ class PackedRow:
     lengths: tuple[int, ...]  # sampled tokens of each member; their sum is R
     size_unshared: int  # what T would be if samples shared only their prompt
 
+    @property
+    def num_whole(self) -> int:
+        """Tokens of its prompts, each once, and of its responses in full."""
+        return self.size_unshared + len(self.members)
+
 
 def pack(
     samples: Sequence[Sample],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.learner.algorithms.corrections import off_policy_weight
-from rhymeflow.learner.algorithms.losses import KL, corrects, gradient, needs_whole_responses
+from rhymeflow.learner.algorithms.losses import KL, gradient
 from rhymeflow.learner.algorithms.surrogates import bounded
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, pack_for_rank
@@ -37,12 +37,9 @@ class Scoring:
     def fixed_policies(self, minibatches: list[list[MicroBatch]], config: LearnerConfig) -> None:
         """Fill in log-probabilities of the proximal policy, unless it is the policy itself, of the
         reference and of the teacher, if there are any; and what is of the whole batch."""
-        is_one_step = config.num_iterations == 1 and len(minibatches) == 1
-        needs_proximal = corrects(config) and not is_one_step
-        needs_proximal |= config.normalize_importance_weights
         micros, entropies = [micro for minibatch in minibatches for micro in minibatch], []
         for micro in micros:
-            if needs_proximal or config.top_entropy_quantile < 1.0:
+            if config.needs_proximal:
                 proximal_R, entropy_R = self.policy.score(micro.row)
                 entropies.append(entropy_R)
                 micro.inputs = replace(micro.inputs, proximal_R=proximal_R)
@@ -64,7 +61,7 @@ class Scoring:
     ) -> None:
         """Fill in the loss's gradient by log-probabilities where a token's depends on others of its
         response; `is_first`: the weights are still those of the proximal policy."""
-        if not needs_whole_responses(config):
+        if not config.needs_whole_responses:
             return
         for micro in minibatch:
             if micro.needs_grad:

@@ -25,7 +25,6 @@ from rhymeflow.learner.algorithms.gae import estimates, value_losses
 from rhymeflow.learner.algorithms.losses import (
     TokenInputs,
     gradient,
-    needs_whole_responses,
     reference_kl,
     step_scale,
     token_losses,
@@ -165,7 +164,7 @@ def inputs_of(case: dict[str, Any], config: LearnerConfig, dtype: torch.dtype, r
 
 def cut(config: LearnerConfig, logprob_R: Tensor, inputs: TokenInputs, size: int) -> Iterator:
     """The loss and gradient of chunks of a row, as the learner takes them."""
-    whole = gradient(logprob_R, inputs, config) if needs_whole_responses(config) else None
+    whole = gradient(logprob_R, inputs, config) if config.needs_whole_responses else None
     for start in range(0, len(logprob_R), size):
         chunk = slice(start, start + size)
         found = whole[chunk] if whole is not None else None

@@ -123,9 +123,10 @@ def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
         # The critic's training and its values; groups with equal rewards are trained on, too.
         ({"learner__algorithm": "ppo"}, PROFILE.train_token + PROFILE.measure_token),
         ({"learner__distillation__teacher": "start"}, PROFILE.measure_token),
+        ({"learner__beta": 0.1}, PROFILE.measure_token),
     ],
 )
-def test_a_critic_and_a_teacher_take_their_time(
+def test_a_critic_a_teacher_and_a_reference_take_their_time(
     tmp_path: Path, changes: dict, passes: float
 ) -> None:
     flat = Constant(response=lambda row, epoch, member: ResponseSpec(LENGTH, float(row % 2), []))

@@ -100,12 +100,3 @@ def kept_of_negative(
     sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
     distance_R = responses.mean(behaviour_R - logprob_R.detach())
     return (advantage_R >= 0.0) | (distance_R <= threshold)
-
-
-def mixes_tokens(config: LearnerConfig) -> bool:
-    """Whether a weight or a mask is of a whole response."""
-    return (
-        config.off_policy_level != "token"
-        or config.off_policy_mask_threshold is not None
-        or any(not name.startswith("token") for name in config.off_policy_masks)
-    )

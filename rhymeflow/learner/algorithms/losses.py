@@ -14,7 +14,8 @@ gradient, so r is 1, nothing is clipped, and no second forward pass is needed.
 A step's loss is a sum over tokens, each times a constant of its sample (`token_weight`), times a
 constant of the step (`step_scale`). So it and its gradient do not depend on the split into
 micro-batches, each of which has whole responses. Where a token's loss depends on others of its
-response (`needs_whole_responses`), they are scored before, and `gradient` is by that score.
+response (`LearnerConfig.needs_whole_responses`), they are scored before, and `gradient` is by that
+score.
 
 With a teacher (`distillation`, mode `sampled_token`) A is that of the rewards plus a weight times
 log pi_teacher - log pi_prox of the token (`taught`).
@@ -124,7 +125,7 @@ def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
     loss_R = surrogate_of(config.surrogate)(ratio_R, inputs.advantage_R, logprob_R, config)
     if inputs.chosen_R is not None:
         loss_R = loss_R * inputs.chosen_R
-    if corrects(config):
+    if config.corrects:
         loss_R = loss_R * correction(logprob_R, inputs, config)
     if config.kl_weight > 0.0:
         loss_R = loss_R + config.kl_weight * reference_kl(logprob_R, inputs, config)
@@ -141,23 +142,12 @@ def taught(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tok
     return replace(inputs, advantage_R=advantage_R, teacher_R=None)
 
 
-def needs_whole_responses(config: LearnerConfig) -> bool:
-    """Whether a token's loss depends on the other tokens of its response."""
-    return config.ratio != "token" or corrections.mixes_tokens(config)
-
-
 def gradient(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     """Return the gradient of the weighted losses' sum by the log-probabilities, [R]."""
     leaf_R = logprob_R.detach().requires_grad_()
     with torch.enable_grad():
         loss = (token_losses(leaf_R, inputs, config) * inputs.weight_R).sum()
     return torch.autograd.grad(loss, leaf_R)[0]
-
-
-def corrects(config: LearnerConfig) -> bool:
-    """Whether tokens of another policy are weighted or masked."""
-    threshold, masks = config.off_policy_mask_threshold, config.off_policy_masks
-    return config.off_policy_correction != "none" or bool(masks) or threshold is not None
 
 
 def correction(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
@@ -209,7 +199,7 @@ DIVERGENCE = "distillation/divergence"
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
     """Return the names of the metrics in `diagnose`."""
     clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-    weights = WEIGHT_METRICS if corrects(config) else ()
+    weights = WEIGHT_METRICS if config.corrects else ()
     values = ("value/loss", "value/clip_ratio") if config.has_critic else ()
     kl = ("kl",) if config.kl_weight > 0.0 else ()
     taught_by = (DIVERGENCE,) if config.distillation.is_used else ()
@@ -236,7 +226,7 @@ def diagnose(
         "clip_ratio/high_mean": is_high_R.sum(),
         "clip_ratio/region_mean": (is_low_R | is_high_R).sum(),
     }
-    if corrects(config):
+    if config.corrects:
         weight_R = correction(logprob_R, inputs, config)
         sums |= dict(zip(WEIGHT_METRICS, (weight_R.sum(), (weight_R == 0.0).sum()), strict=True))
     if config.kl_weight > 0.0:
