@@ -30,7 +30,7 @@ from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.policy import Shards, attention_kind
 from rhymeflow.learner.ranks import Ranks
-from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.sample import Sample, owners
 from rhymeflow.learner.scoring import Scoring
 
 
@@ -79,11 +79,12 @@ class Critic:
         config: LearnerConfig,
     ) -> list[np.ndarray]:
         """Estimate the values of the batch that is trained on next; return the advantages of each
-        sample's tokens in the loss, of their `token_rewards`."""
+        sample's tokens in the loss, of their `token_rewards`. `reward_N`: of responses."""
         with torch.no_grad():
             values = scoring.per_token(batch, config, self._values)
-        rewards = token_rewards(reward_N, penalties, values)
-        self._batch, self._norms = estimates(rewards, values, config), []
+        owner_S = owners(batch)
+        rewards = token_rewards(reward_N, penalties, values, owner_S)
+        self._batch, self._norms = estimates(rewards, values, config, owner_S), []
         return self._batch.advantages
 
     def add_gradient(self, micro: MicroBatch, config: LearnerConfig) -> dict[str, Tensor]:

@@ -399,12 +399,13 @@ class Learner:
         kl = self._scoring.kl(batch, config) if config.kl_in == "reward" else None
         penalties = None if kl is None else [config.beta * each for each in kl]
         if config.discounts:  # responses are not compared within a group
-            given = reward_N[owners(batch)], penalties
+            given = reward_N, penalties
             if self._critic is not None:
                 of_tokens = self._critic.advantages(batch, *given, self._scoring, config)
             else:
                 zeros = [np.zeros(length) for length in lengths_in_loss(batch, config)]
-                of_tokens = estimates(token_rewards(*given, zeros), zeros, config).advantages
+                rewards = token_rewards(*given, zeros, owners(batch))
+                of_tokens = estimates(rewards, zeros, config, owners(batch)).advantages
             of_tokens = [config.distillation.reward_weight * each for each in of_tokens]
             return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
         if penalties is not None:

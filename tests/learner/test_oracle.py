@@ -276,7 +276,7 @@ def test_advantages_and_returns_of_tokens(case: dict[str, Any]) -> None:
     )
     if not config.has_critic:
         values = [*map(np.zeros_like, values)]
-    found = estimates(rewards, values, config)
+    found = estimates(rewards, values, config, np.arange(len(values)))
     for name in ("advantages", "returns"):
         expected = np.array(case[name])[mask]
         np.testing.assert_allclose(np.concatenate(getattr(found, name)), expected, atol=1e-9)

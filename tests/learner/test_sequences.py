@@ -5,6 +5,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 from rhymeflow.config import Config
 from rhymeflow.learner.algorithms.losses import LossType
@@ -12,7 +13,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.store.branches import Asked
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.workers.restore import samples
-from tests.learner.builders import close, gradients, made_up_batch, tiny_learner
+from tests.learner.builders import close, gradients, made_up_batch, tiny_learner, tiny_model
 from tests.learner.test_single import same_metrics
 
 
@@ -54,6 +55,26 @@ def test_a_response_in_two_sequences_is_trained_on_like_one(loss_type):
         for each in (found, same)
     )
     same_metrics(same, found)
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce_plus_plus", "ppo"])
+def test_advantages_of_tokens_are_those_of_the_same_tokens_in_one_sequence(algorithm):
+    """The reward, discounted, is after the last sequence; so is the KL of later ones, and a value
+    is followed by that of the next sequence."""
+    batch = made_up_batch(turns=True)
+    parts = [part for sample in batch for part in divided(sample)]
+    how = {"beta": 0.2, "kl_in": "reward", "kl_estimator": "k1", "gamma": 0.9}
+    learner = tiny_learner(algorithm=algorithm, **how)
+    learner._reference.model.load_state_dict(tiny_model(seed=5).state_dict())
+    if learner._critic is not None:
+        head = learner._critic.optimizer._parameters["lm_head.weight"]
+        head.data = torch.linspace(-0.3, 0.3, head.numel()).view_as(head)
+    expected, found = (learner._advantages(each) for each in (batch, parts))
+    assert len(found.of_tokens) == len(parts) > len(expected.of_tokens)
+    assert np.concatenate(found.of_tokens) == pytest.approx(
+        np.concatenate(expected.of_tokens), abs=1e-4
+    )
+    assert found.values == pytest.approx(expected.values)
 
 
 def test_each_sampled_token_is_trained_on_once_after_what_the_policy_read():

@@ -3,7 +3,8 @@ the loss that trains the critic; and REINFORCE++'s (arXiv 2501.03262), with valu
 
 Sources: GAE (arXiv 1506.02438, equation 16); the clipped loss of values is that of OpenAI's
 baselines, and of verl. What an environment observes is no action: advantages pass over it without a
-discount, and it has no value, as in verl.
+discount, and it has no value, as in verl. The sequences of a response follow each other as if they
+were one: later ones are of what an agent did after the tokens of earlier ones.
 """
 
 from __future__ import annotations
@@ -42,29 +43,40 @@ class Estimates:
 
 
 def token_rewards(
-    reward_N: np.ndarray, penalties: Sequence[np.ndarray] | None, like: Sequence[np.ndarray]
+    reward_N: np.ndarray,
+    penalties: Sequence[np.ndarray] | None,
+    like: Sequence[np.ndarray],
+    owner_S: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return the rewards of tokens, shaped as those of `like`: a sample's is its last token's;
-    `penalties` are taken from those of tokens."""
+    """Return the rewards of the tokens of S samples, shaped as those of `like`: that of a response
+    is its last token's; `penalties` are taken from those of tokens. `owner_S`: whose response each
+    sample is of (`sample.owners`)."""
     rewards = [-each for each in penalties or map(np.zeros_like, like)]
-    for reward_R, reward in zip(rewards, reward_N, strict=True):
-        reward_R[-1:] += reward
+    lasts = np.flatnonzero(np.diff(owner_S, append=-1))
+    for last, reward in zip(lasts, reward_N, strict=True):
+        rewards[last][-1:] += reward
     return rewards
 
 
 def estimates(
-    rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], config: LearnerConfig
+    rewards: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    config: LearnerConfig,
+    owner_S: np.ndarray,
 ) -> Estimates:
-    """Return what follows from the rewards and values of tokens, [R] of each sample."""
-    pairs, lam = zip(rewards, values, strict=True), config.lam if config.has_critic else 1.0
-    found = [generalized_advantages(*pair, config.gamma, lam) for pair in pairs]
-    returns = [each + value_R for each, value_R in zip(found, values, strict=True)]
-    flat = np.concatenate(found)
+    """Return what follows from the rewards and values of tokens, [R] of each of S samples."""
+    lam, ends = config.lam if config.has_critic else 1.0, np.cumsum([*map(len, values)])
+    of_responses = ends[:-1][np.diff(owner_S) > 0]
+    parts = (np.split(np.concatenate(each), of_responses) for each in (rewards, values))
+    rewards_of, values_of = parts
+    pairs = zip(rewards_of, values_of, strict=True)
+    flat = np.concatenate([generalized_advantages(*pair, config.gamma, lam) for pair in pairs])
+    returns = np.split(flat + np.concatenate(values), ends[:-1])
     if config.scale_rewards == "tokens":
         flat = whitened(flat, np.ones_like(flat))
     if (most := config.advantage_clip) is not None:
         flat = flat.clip(-most, most)
-    return Estimates([*values], returns, np.split(flat, np.cumsum([*map(len, found)])[:-1]))
+    return Estimates([*values], returns, np.split(flat, ends[:-1]))
 
 
 def generalized_advantages(
