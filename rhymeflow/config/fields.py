@@ -143,6 +143,7 @@ def only_path(name: str, where: str) -> str:
 
 _OTHER_NAMES = {
     "learning_rate": "lr", "lr_scheduler_type": "lr_scheduler", "warmup_steps": "warmup",
+    "min_lr_rate": "min_lr min_lr_ratio lr_scheduler_kwargs",
     "groups_per_batch": "bs batch_size train_batch_size per_device_train_batch_size",
     "max_steps": "epochs num_epochs num_train_epochs steps num_steps total_steps",
     "max_completion_length": "max_tokens max_new_tokens max_length max_response_length",

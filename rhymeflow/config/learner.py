@@ -124,6 +124,8 @@ class LearnerConfig(Section):
     """Peak learning rate of the optimizer."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
+    min_lr_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """`cosine`: share of the peak at which it ends, as transformers' `cosine_with_min_lr` does."""
     warmup_steps: NonNegative = 0
     """Steps of linear warm-up from 0."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -406,6 +408,11 @@ class LearnerConfig(Section):
             (discounts, self.discounts, ("gamma",)),
             ("learner.beta above 0", self.beta > 0.0, ("kl_in", "kl_estimator")),
             ("learner.optimizer: muon", self.optimizer == "muon", ("muon_momentum",)),
+            (
+                "learner.lr_scheduler_type: cosine",
+                self.lr_scheduler_type == "cosine",
+                ("min_lr_rate",),
+            ),
         ):
             for name in names:
                 if not is_on and getattr(self, name) != LearnerConfig.model_fields[name].default:
@@ -462,9 +469,17 @@ class SftConfig(Section):
     """Peak learning rate of the optimizer."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up."""
+    min_lr_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """`cosine`: share of the peak at which it ends, as transformers' `cosine_with_min_lr` does."""
     warmup_steps: NonNegative = 0
     """Steps of linear warm-up from 0."""
     save_dtype: Literal["compute", "bfloat16"] = "compute"
     """Precision of the saved weights. `compute`: the precision of training."""
     output_dir: str | None = None
     """Directory for the checkpoint, which must not exist yet; `None`: `runs/NAME-sft`."""
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> SftConfig:
+        if self.min_lr_rate and self.lr_scheduler_type != "cosine":
+            raise ValueError("sft.min_lr_rate: has no effect without sft.lr_scheduler_type: cosine")
+        return self

@@ -32,17 +32,14 @@ _OTHERS: Mapping[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = 
 def learning_rate(step: int, config: LearnerConfig, peak: float | None = None) -> float:
     """Return the learning rate of training step `step`, from 0, as transformers' schedules do: it
     warms up linearly from 0 over `warmup_steps` to `peak` (None: the policy's), then stays
-    constant, or falls linearly or by a half cosine to 0 at `max_steps`."""
+    constant, or falls at `max_steps` linearly to 0, or by a half cosine to `min_lr_rate` of it."""
     peak = config.learning_rate if peak is None else peak
     if step < config.warmup_steps:
         return peak * step / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     progress = min(progress, 1.0)
-    shape = {
-        "constant": 1.0,
-        "linear": 1.0 - progress,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
-    }
+    least, half = config.min_lr_rate, 0.5 * (1.0 + math.cos(math.pi * progress))
+    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": least + (1.0 - least) * half}
     return peak * shape[config.lr_scheduler_type]
 
 

@@ -203,7 +203,7 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
     else:
         dtype = compute_dtype if config.model.lora.is_used else torch.float32
         model = load_policy(config.model, dtype=dtype, device=device, seed=config.run.seed)
-    names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
+    names = ("max_steps", "learning_rate", "lr_scheduler_type", "min_lr_rate", "warmup_steps")
     changes = {name: getattr(config.sft, name) for name in names}
     changes |= {"beta": 0.0, "advantage": "group_mean"}  # no reference, no critic
     learner, model = config.learner.model_copy(update=changes), fix_longrope(model, config)

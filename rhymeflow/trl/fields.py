@@ -110,7 +110,8 @@ MAPPED: Mapping[str, str] = {
         "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
         "vllm_importance_sampling_cap",
     "learner.max_steps": "num_train_epochs max_steps",
-    "learner.lr_scheduler_type, learner.warmup_steps": "lr_scheduler_type warmup_steps",
+    "learner.lr_scheduler_type, learner.min_lr_rate, learner.warmup_steps":
+        "lr_scheduler_type lr_scheduler_kwargs warmup_steps",
     "learner.optimizer": "optim",
     "learner.max_grad_norm": "max_grad_norm",
     "learner.gradient_checkpointing": "activation_checkpointing gradient_checkpointing",
@@ -185,7 +186,6 @@ PASSED_OVER: Mapping[str, str] = {
 """By reason, fields without effect on what is learned; if one is set, a notice says so."""
 
 REFUSED: Mapping[str, str] = {
-    "leave it out: the three schedules have none": "lr_scheduler_kwargs",
     "an optimizer's constants have fields of their own (adam_beta1, learner.muon_momentum)":
         "optim_args",
     "leave it out: learner.frozen_parameters names what is not trained": "optim_target_modules",
@@ -217,7 +217,7 @@ _LIKE_DEFAULT: Mapping[str, tuple[Any, ...]] = {
     "disable_dropout": (True,), "disable_tqdm": (False,), "log_completions": (True,),
     "trackio_space_id": ("trackio",), "hub_strategy": ("end",), "local_rank": (0,),
     "do_train": (True,), "do_eval": (True,), "do_predict": (True,),
-    "lr_scheduler_kwargs": ({},), "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
+    "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
     "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},), "teacher_model_revision": ("main",),
 }  # fmt: skip
 """By field, values that mean the same as TRL's default."""

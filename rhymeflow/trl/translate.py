@@ -21,7 +21,7 @@ from rhymeflow.trl.fields import CHECKPOINTING, SAME, by_name
 Values = Mapping[str, Any]
 """Values of TRL's fields, by name."""
 
-SCHEDULES = {"constant_with_warmup": "constant"}
+SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
 SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
 """Rhymeflow's learning rate schedules, by transformers' names."""
 
@@ -283,10 +283,27 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
     return {
         "learner.optimizer": OPTIMIZERS[given["optim"]],
         "learner.lr_scheduler_type": SCHEDULES[schedule],
+        "learner.min_lr_rate": _min_lr_rate(given),
         "learner.warmup_steps": warmup_versions,
         "learner.max_grad_norm": float(norm) if norm else None,
         "learner.gradient_checkpointing": bool(given[CHECKPOINTING]),
     }
+
+
+def _min_lr_rate(given: Values) -> float:
+    """Return the share of its peak at which the learning rate ends."""
+    schedule, options = given["lr_scheduler_type"], given["lr_scheduler_kwargs"] or {}
+    options = {name: value for name, value in options.items() if value is not None}
+    if schedule != "cosine_with_min_lr" and not options:
+        return 0.0
+    peaks = {"min_lr": given["learning_rate"], "min_lr_rate": 1.0}
+    if schedule != "cosine_with_min_lr" or len(options) != 1 or not options.keys() <= peaks.keys():
+        raise UserError(
+            f"lr_scheduler_kwargs = {options}: with cosine_with_min_lr it is min_lr or "
+            f"min_lr_rate, and with the other schedules nothing"
+        )
+    ((name, least),) = options.items()
+    return float(least / peaks[name])
 
 
 def _model(given: Values) -> dict[str, Any]:

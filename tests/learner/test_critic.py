@@ -236,6 +236,7 @@ def test_what_only_a_critic_uses_is_refused_without_one() -> None:
         ({"lam": 0.9, "algorithm": "reinforce_plus_plus"}, "learner.advantage: gae"),
         ({"kl_in": "reward"}, "learner.beta above 0"),
         ({"muon_momentum": 0.9}, "learner.optimizer: muon"),
+        ({"min_lr_rate": 0.1}, "learner.lr_scheduler_type: cosine"),
     ):
         said = refusal(build_config, given, where="test")
         assert f"learner.{next(iter(given))}: has no effect without {without}" in said

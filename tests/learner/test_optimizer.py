@@ -22,15 +22,29 @@ def _feed(module: nn.Module, seed: int) -> torch.Tensor:
     return module(x.to(next(module.parameters()).dtype)).float().square().mean()
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("constant_with_warmup", {"lr_scheduler_type": "constant"}),
+        ("linear", {"lr_scheduler_type": "linear"}),
+        ("cosine", {"lr_scheduler_type": "cosine"}),
+        ("cosine_with_min_lr", {"lr_scheduler_type": "cosine", "min_lr_rate": 0.1}),
+    ],
+)
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_learning_rate_equals_transformers(kind, warmup):
-    config = learner_config(lr_scheduler_type=kind, warmup_steps=warmup, max_steps=10)
-    name = "constant_with_warmup" if kind == "constant" else kind
+def test_learning_rate_equals_transformers(name, ours, warmup):
+    config = learner_config(**ours, warmup_steps=warmup, max_steps=10)
     adamw = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=config.learning_rate)
-    scheduler = get_scheduler(name, adamw, num_warmup_steps=warmup, num_training_steps=10)
-    for step in range(10):
-        assert learning_rate(step, config) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+    options = {"min_lr_rate": 0.1} if name == "cosine_with_min_lr" else {}
+    how = {
+        "num_warmup_steps": warmup,
+        "num_training_steps": 10,
+        "scheduler_specific_kwargs": options,
+    }
+    scheduler = get_scheduler(name, adamw, **how)
+    for step in range(11):
+        due = scheduler.get_last_lr()[0] / config.learning_rate
+        assert learning_rate(step, config) / config.learning_rate == pytest.approx(due, abs=1e-12)
         adamw.step()
         scheduler.step()
 

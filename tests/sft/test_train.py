@@ -86,6 +86,7 @@ def test_a_dry_run_shows_what_is_learnt(
     [
         (["/proc/x"], "sft.output_dir: /proc/x cannot be written: /proc: "),
         (["made", "--learner.num_ranks", "2"], "sft is one process"),
+        (["made", "--sft.min_lr_rate", "0.1"], "sft.min_lr_rate: has no effect without sft.lr_"),
         (["made"], "holds no weights"),
     ],
 )

@@ -91,7 +91,8 @@ learning_rate: 1.0e-04
 log_completions: true
 log_level: warning
 logging_steps: 1
-lr_scheduler_type: cosine
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {{min_lr_rate: 0.1}}
 max_completion_length: 24
 max_steps: -1
 num_train_epochs: 1

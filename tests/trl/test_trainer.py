@@ -98,6 +98,10 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
          "learner.warmup_steps", 5),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "learner.warmup_steps", 0),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+         "learner.min_lr_rate", 0.1),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-5,
+          "lr_scheduler_kwargs": '{"min_lr": 2e-6}'}, "learner.min_lr_rate", 0.2),
         ({"optim": "adamw_bnb_8bit"}, "learner.optimizer", "adamw_8bit"),
         ({"save_strategy": "no"}, "run.save_steps", 0),
         ({"save_strategy": "epoch"}, "run.save_steps", 40),
@@ -139,6 +143,11 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
     [
         ({"optim": "paged_adamw_8bit"}, "optim = 'paged_adamw_8bit' is not supported: .*AdamW"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial' is not supported"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "it is min_lr or min_lr_rate, and with the"),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}},
+            r"lr_scheduler_kwargs = \{'num_cycles': 2\}: with cosine_with_min_lr it is min_lr or",
+        ),
         (
             {"use_vllm": True, "vllm_importance_sampling_mode": "token"},
             "vllm_importance_sampling_mode = 'token' is not supported; give one of token_truncate",
