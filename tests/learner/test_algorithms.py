@@ -23,6 +23,7 @@ from rhymeflow.learner.algorithms.advantages import (
 from rhymeflow.learner.algorithms.losses import check_parts
 from rhymeflow.learner.algorithms.surrogates import RATIOS, SURROGATES
 from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
 from rhymeflow.models.logits import shaped
 from tests.learner.builders import (
     close,
@@ -44,14 +45,10 @@ SEVERAL = {
 }
 MASKS = {"seq_mean_k2": 2.0, "token_k1": 9.0, "veto": 1e-4}
 SETTINGS = {
+    **{name: {"algorithm": name, **SEVERAL} for name in ALGORITHMS},
     "gspo": {"algorithm": "gspo", "epsilon": 0.2, **SEVERAL},
     "gspo around mu": {"algorithm": "gspo", "epsilon": 0.2, "off_policy_correction": "none"},
     "gspo_token": {"algorithm": "gspo_token", "epsilon": 0.2, "beta": 0.1, **SEVERAL},
-    "gmpo": {"algorithm": "gmpo", **SEVERAL},
-    "rloo": {"algorithm": "rloo", **SEVERAL},
-    "cispo": {"algorithm": "cispo", **SEVERAL},
-    "sapo": {"algorithm": "sapo", **SEVERAL},
-    "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", **SEVERAL},
     "ppo": {
         **{"algorithm": "ppo", "beta": 0.2, "kl_in": "reward", "kl_estimator": "k1"},
         **{"critic_learning_rate": 0.02, **SEVERAL},
@@ -67,12 +64,19 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_batch_has_one_loss_however_it_is_cut(setting):
-    batch = made_up_batch(turns=True)
+    batch = [with_components(sample) for sample in made_up_batch(turns=True)]
     whole, cut = tiny_learner(**SETTINGS[setting]), tiny_learner(**SETTINGS[setting], **SMALL)
     same_metrics_but_packing(cut.train(batch, 0), whole.train(batch, 0))
     close(cut.rows(), whole.rows(), 1e-4)
     start = tiny_learner().rows()
     assert any(not np.allclose(w.numpy(), start[n].numpy()) for n, w in whole.rows().items())
+
+
+def with_components(sample: Sample) -> Sample:
+    """Give it two rewards, the second by its length, of which there is none for some."""
+    second = {} if sample.truncated else {"short": -float(len(sample.completion_ids))}
+    given = {"first": sample.reward, **second}
+    return replace(sample, components=given, weights={"first": 1.0, "short": 0.5})
 
 
 def same_metrics_but_packing(found: dict, expected: dict) -> None:
