@@ -178,7 +178,6 @@ class Config(Section):
             "schedule.on_stuck = 'truncate'": self.schedule.on_stuck == "truncate",
             "run.token_details": self.run.token_details,
             "learner.overlong_buffer": self.learner.overlong_buffer,
-            "learner.advantage = 'gae'": self.learner.has_critic,
             "learner.distillation.prompt": self.learner.distillation.prompt is not None,
         }
         for name, is_used in not_yet.items():

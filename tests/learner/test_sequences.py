@@ -36,13 +36,17 @@ def divided(sample: Sample) -> list[Sample]:
     return [first, replace(sample, observed=[True] * cut + is_observed[cut:], sequence=1)]
 
 
-@pytest.mark.parametrize("loss_type", get_args(LossType))
-def test_a_response_in_two_sequences_is_trained_on_like_one(loss_type):
-    """For each normalisation: of responses, of tokens, of a batch cut into steps."""
+@pytest.mark.parametrize(
+    "options",
+    [*({"loss_type": each} for each in get_args(LossType)), {"algorithm": "ppo", "gamma": 0.9}],
+    ids=lambda options: next(iter(options.values())),
+)
+def test_a_response_in_two_sequences_is_trained_on_like_one(options):
+    """For each normalisation: of responses, of tokens, of a batch cut into steps; by a critic."""
     batch = made_up_batch(turns=True)
     parts = [part for sample in batch for part in divided(sample)]
     assert len(parts) > len(batch) + 8
-    how = {"loss_type": loss_type, "beta": 0.05, "off_policy_correction": "none"}
+    how = {**options, "beta": 0.05, "off_policy_correction": "none"}
     (grads, found), (same_grads, same) = (
         gradients(tiny_learner(**how, num_minibatches=2, max_tokens_per_microbatch=4096), each)
         for each in (batch, parts)
