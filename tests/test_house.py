@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_565, "tests": 43_816, "benchmarks": 8_490}
+TOTALS = {"rhymeflow": 57_566, "tests": 43_816, "benchmarks": 8_490}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
