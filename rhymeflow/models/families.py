@@ -101,7 +101,7 @@ def check_native(name: str, fields: Mapping[str, Any]) -> None:
     reason = _STATE if has_state else FAMILIES[model_type].not_native
     if reason is None:
         return
-    instead = "set rollout.engine = 'vllm'" + (", on a GPU" if has_state else "")
+    instead = "set rollout.engine = 'vllm'"
     if (not_vllm := FAMILIES[model_type].not_vllm) is not None:
         instead = f"nor does vLLM run it, as it {not_vllm}; {_SFT}"
     raise UserError(

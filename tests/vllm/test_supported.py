@@ -47,16 +47,18 @@ def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path, on_a_gpu)
     assert "rollout.vllm_tensor_parallel_size = 2" in message
 
 
-@pytest.mark.parametrize("name", ["falcon_h1", "lfm2"])
-def test_layers_that_carry_a_state_need_a_gpu(name, tmp_path):
-    chosen = saved(tmp_path, config_of(name))
-    (architecture,) = architectures(load_config(chosen.model))
-    message = refusal(check_supported, chosen, {architecture: OWN})
-    assert "on CPUs vLLM" in message
+def test_on_cpus_layers_that_carry_a_state_are_those_that_were_compared(tmp_path):
+    known = dict.fromkeys(["Lfm2ForCausalLM", "Qwen3NextForCausalLM"], OWN)
+    message = refusal(check_supported, saved(tmp_path, config_of("qwen3_next")), known)
+    assert "but for models of type falcon_h1 and lfm2; run it on a GPU" in message
     assert str(tmp_path) in message
-    assert message.endswith("run it on a GPU")
+    chosen = saved(tmp_path, config_of("lfm2"))
+    check_supported(chosen, known)
+    assert "compilation_config" in engine_args(chosen)
+    drafting = chosen.changed(drafting={"window": "cost"})
+    assert "set drafting.window = 'off'" in refusal(check_supported, drafting, known)
     attends = config_of("lfm2", layer_types=["full_attention"] * 2)
-    check_supported(saved(tmp_path, attends), {"Lfm2ForCausalLM": OWN})
+    check_supported(saved(tmp_path, attends).changed(drafting={"window": "cost"}), known)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rhymeflow.engine.vllm import speculator, worker
 from rhymeflow.engine.vllm.adapter import adapter_args
 from rhymeflow.engine.vllm.sampler import noise_processor
 from rhymeflow.engine.vllm.supported import architectures
+from rhymeflow.models.families import carries_state
 from rhymeflow.models.load import load_config, resolve_dtype
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.source import readable
@@ -79,6 +80,19 @@ def _overrides(config: Config, *, is_cpu: bool) -> Any:
     return partial(_text_alone, changed)
 
 
+def _on_cpus(config: Config) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        # Compiled code would keep the weights that were packed when it was traced.
+        "enforce_eager": True,
+        "block_size": CPU_BLOCK,
+        "kv_cache_memory_bytes": int(config.rollout.vllm_kv_cache_gb * 1e9),
+    }
+    if carries_state(load_config(config.model).to_dict()):
+        # LFM2's queries come as heads, of which vLLM's rotary kernel turns the first alone.
+        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+    return arguments
+
+
 def engine_args(config: Config) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`."""
     rollout, drafting = config.rollout, config.drafting
@@ -112,12 +126,7 @@ def engine_args(config: Config) -> dict[str, Any]:
     if overrides := _overrides(config, is_cpu=device.type == "cpu"):
         arguments["hf_overrides"] = overrides
     if device.type == "cpu":
-        # Compiled code would keep the weights that were packed when it was traced.
-        arguments |= {
-            "enforce_eager": True,
-            "block_size": CPU_BLOCK,
-            "kv_cache_memory_bytes": int(rollout.vllm_kv_cache_gb * 1e9),
-        }
+        arguments |= _on_cpus(config)
     else:
         arguments["gpu_memory_utilization"] = rollout.memory_share
         arguments["moe_backend"] = "triton"  # it computes with experts' weights as published

@@ -27,6 +27,8 @@ from rhymeflow.models.precision import resolve_device
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Ends of fields of a mixture's configuration. Beside an adapter vLLM computes experts in another
 way."""
+_ON_CPUS = ("falcon_h1", "lfm2")
+"""Types with such layers whose log-probabilities in vLLM on CPUs tests compare."""
 _SECONDS = 120
 """Time that vLLM may take to be imported; usually five seconds."""
 _ASK = """
@@ -71,15 +73,26 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
             "spread over processes"
         )
     if resolve_device(config.model).type == "cpu":
-        raise UserError(
-            f"rollout.engine = 'vllm': on CPUs vLLM {SUPPORTED} does not compute layers that carry "
-            f"a state, as those of model.name = {config.model.name!r}, as transformers does; run "
-            "it on a GPU"
-        )
+        _check_on_cpus(config, hf_config.model_type)
     if not is_own:
         raise UserError(
             f"rollout.engine = 'vllm': vLLM {SUPPORTED} has no {' or '.join(names)} "
             f"(model.name = {config.model.name!r}), whose layers carry a state from token to token"
+        )
+
+
+def _check_on_cpus(config: Config, model_type: str) -> None:
+    if model_type not in _ON_CPUS:
+        raise UserError(
+            f"rollout.engine = 'vllm': on CPUs vLLM {SUPPORTED} was not shown to compute layers "
+            f"that carry a state, as those of model.name = {config.model.name!r}, but for models "
+            f"of type {' and '.join(_ON_CPUS)}; run it on a GPU"
+        )
+    if config.drafting.window != "off":
+        raise UserError(
+            f"drafting.window = {config.drafting.window!r}: on CPUs vLLM {SUPPORTED} forgets no "
+            f"rejected draft in layers that carry a state, as those of model.name = "
+            f"{config.model.name!r}; set drafting.window = 'off'"
         )
 
 
