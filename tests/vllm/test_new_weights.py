@@ -8,10 +8,13 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rhymeflow.config.load import read_config
 from rhymeflow.models.tokenizer import load_tokenizer
+from tests.families.cases import save
 from tests.learner.builders import tiny_model
+from tests.models.test_load import add_to_config, in_fp8
 from tests.vllm.sameness import (
     assert_same,
     closing_rig,
@@ -52,6 +55,22 @@ def test_same_tokens_as_the_native_engine(mixture, recipe, processes, num_tokens
     if recipe == "mixture":
         recipe, options["model__name"] = "demo", mixture
     in_a_process(compare_with_native, recipe, options, num_tokens, change)
+
+
+@pytest.mark.parametrize("name", ["granitemoe", "qwen3"])
+def test_same_tokens_of_granites_experts_and_of_a_model_whose_files_are_quantized(name, tmp_path):
+    tokenizer = load_tokenizer(read_config("demo").model)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": len(tokenizer)}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 numbers
+    save(name, tmp_path, **sizes, **heads, **({"head_dim": 32} if name == "qwen3" else {}))
+    tokenizer.save_pretrained(tmp_path)
+    if name == "qwen3":
+        file = tmp_path / "model.safetensors"
+        save_file(in_fp8(load_file(file)), file, metadata={"format": "pt"})
+        add_to_config(
+            tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [8, 8]}
+        )
+    in_a_process(compare_with_native, "demo", {"model__name": str(tmp_path)}, 20, 0.1)
 
 
 NUM_TOKENS = 20
