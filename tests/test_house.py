@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_588, "tests": 43_860, "benchmarks": 8_490}
+TOTALS = {"rhymeflow": 57_588, "tests": 43_879, "benchmarks": 8_490}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
