@@ -18,9 +18,10 @@ from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
+from rhymeflow.store.branches import Asked, sequences
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_in_force, section_in_force
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.reader import StoredSegment, TrajectoryReader
 from rhymeflow.store.schema import EVENTS, is_written
 from rhymeflow.suites.figures import REWARD
 from rhymeflow.utils.bounds import bound_of
@@ -475,6 +476,7 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         "group": trajectory.group,
         "member": trajectory.member,
         **_read(rows[0]),
+        "calls": _calls(segments),
         "segments": [
             {name: getattr(each, name) for name in _SEGMENT} | {"observed": each.is_observed}
             for each in segments
@@ -487,6 +489,34 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         "siblings": [member for (member,) in siblings],
         "earlier": earlier,
     }
+
+
+def _calls(segments: Sequence[StoredSegment]) -> list[Record]:
+    """Each call of an agent's response, from 1: where it starts, the call that it continues (None:
+    it begins a conversation), and the sequence, from 1, in which its turn is in the loss."""
+    calls = [
+        Asked(each.start, each.start + each.length, each.follows)
+        for each in segments
+        if each.follows is not None
+    ]
+    if not calls:
+        return []
+    length = segments[-1].start + segments[-1].length
+    ends = [*(each.start for each in calls[1:]), length]
+    by_end = {end: number for number, end in enumerate(ends, 1)}
+    trained: dict[int, int] = {}
+    for number, parts in enumerate(sequences(calls, length), 1):
+        for start, _ in parts:
+            trained.setdefault(start, number)
+    return [
+        {
+            "call": number,
+            "start": each.start,
+            "continues": by_end.get(each.follows),
+            "sequence": trained.get(each.start),
+        }
+        for number, each in enumerate(calls, 1)
+    ]
 
 
 def _read(stored: Record) -> Record:

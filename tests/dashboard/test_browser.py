@@ -138,6 +138,7 @@ def conversation(run_dir: Path, model_dir: Path) -> None:
         made.response(group, 0, "x")
         made.response(group, 1, "y")
         made.store.put_consumed(group, version=3, members=(0, 1))
+    made.calls(2, 2, [("[user]ab", 0, "c"), ("[tool]d", 9, "e"), ("[user]f", 0, "h")])
     made.close()
 
 
@@ -328,6 +329,19 @@ def test_a_response_with_turns_token_by_token(seen, address):
     assert copied(seen).startswith("rhymeflow generate ")
     page.keyboard.press("]")
     seen.at("**/trajectory/0/1**")
+
+
+def test_the_calls_of_an_agents_program(seen, address):
+    page = seen.page
+    seen.open(f"{address}#/talk/trajectory/2/2")
+    notes = page.locator(".tokens .turn .note").all_inner_texts()
+    assert [each.split(", ")[1:] for each in notes] == [
+        ["call 1", "begins a conversation"], ["trained on in sequence 1"],
+        ["call 2", "continues call 1"], ["trained on in sequence 1"],
+        ["call 3", "begins a conversation"], ["trained on in sequence 2"],
+    ]  # fmt: skip
+    assert "3, in 2 sequences" in page.locator(".aside").inner_text()
+    assert page.get_by_text("The prompt as the policy read it").count() == 0
 
 
 def test_the_log(seen, address):

@@ -365,6 +365,24 @@ def test_the_advantage_is_that_of_its_batch(tmp_path, scale, expected):
     assert shown[4] is None
 
 
+def test_the_calls_of_an_agents_program_say_what_they_continue_and_where_they_are_trained_on(
+    tmp_path,
+):
+    """Two conversations, the first of which was continued in two ways."""
+    made = MadeRun(tmp_path / "run", model(tmp_path / "model"))
+    made.group(0)
+    made.calls(0, 0, [("ab", 0, "c"), ("d", 3, "e"), ("fg", 0, "h"), ("i", 3, "j")])
+    made.group(1)
+    made.response(1, 0, "ab")
+    made.store.commit()
+    run = Run(made.run_dir, "a")
+    found = views.response(run, TrajectoryId(0, 0), TokenTexts())
+    assert [tuple(each.values()) for each in found["calls"]] == [
+        (1, 0, None, 1), (2, 3, 1, 1), (3, 5, None, 2), (4, 8, 1, 3),
+    ]  # fmt: skip
+    assert views.response(run, TrajectoryId(1, 0), TokenTexts())["calls"] == []
+
+
 def test_the_line_that_asks_the_same_again(tmp_path):
     fields = {"data.system_prompt": "be brief", "data.chat_template": True}
     made = MadeRun(tmp_path / "a run", model(tmp_path / "model"), **fields)

@@ -72,6 +72,19 @@ class MadeRun:
             finished(self.store, which, len(tokens), reward, reason, text, **components)
         return tokens
 
+    def calls(self, group: int, member: int, made: Sequence[tuple[str, int, str]]) -> None:
+        """A response of an agent: what each call asks, where the turn that it follows ends, and
+        the turn that answers it."""
+        which, start = TrajectoryId(group, member), 0
+        for asks, follows, said in made:
+            asked, turn = self.ids(asks), self.ids(said)
+            self.store.put_observed(which, start=start, version=0, tokens=asked, follows=follows)
+            start += len(asked)
+            segment(self.store, which, turn, start=start, steps=len(turn), version=0)
+            start += len(turn)
+        text = "".join(asks + said for asks, _, said in made)
+        finished(self.store, which, start, 1.0, "stop", text, agent=1.0)
+
     def close(self) -> Path:
         self.store.commit()
         self.store.close()

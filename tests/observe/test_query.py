@@ -76,7 +76,7 @@ def test_a_response_token_by_token(reader):
         "step": 4, "ending": "consumed", "ending_reason": None, "tokens": [5, 6, 7, 8, 9],
         "logprobs": [-0.5, -1.0, 0, 0, -0.25], "learner_logprobs": [-0.5, -1.5, 0, 0, -0.25],
         "flags": [0, 1, 4, 4, 0], "accepted": [0, 1, 0, 0, 0], "siblings": [0, 1],
-        "earlier": [{"group": 4, "epoch": 0}],
+        "earlier": [{"group": 4, "epoch": 0}], "calls": [],
     }  # fmt: skip
     other = query.response(reader.path.parent, reader, TrajectoryId(10, 1))
     for name in ("flags", "learner_logprobs", "accepted", "step", "reward", "text"):

@@ -54,3 +54,11 @@ export function speaker(turns, i) {
   const { observed, tokens } = turns[i];
   return observed ? answerer(tokens.slice(0, 60).map((token) => token.text).join("")) : "assistant";
 }
+
+// Which call of an agent's program a turn is, or answers.
+export function placed(calls, { observed, tokens }) {
+  const made = calls.findLast((each) => each.start <= tokens[0].at);
+  if (!made) return null;
+  if (!observed) return made.sequence === null ? null : `trained on in sequence ${made.sequence}`;
+  return `call ${made.call}, ${made.continues === null ? "begins a conversation" : `continues call ${made.continues}`}`;
+}

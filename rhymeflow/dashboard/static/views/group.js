@@ -4,7 +4,7 @@ import { to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h } from "../dom.js";
 import { badge, card, facts, rewarded, table } from "../parts.js";
-import { conversation, isBrief, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
+import { conversation, isBrief, placed, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
 import { tokensOf } from "../tokens.js";
 import { number, plural, signed } from "../words.js";
 
@@ -59,7 +59,7 @@ async function inTurns(place, load) {
   const found = await load();
   if (!found.texts) return;
   const turns = turnsOf(tokensOf(found).tokens);
-  fill(place, turns.map((each, i) => turn(`${speaker(turns, i)}${isBrief(each) ? " brief" : ""}`, null, h("pre", {}, each.tokens.map((token) => token.text).join("")))));
+  fill(place, turns.map((each, i) => turn(`${speaker(turns, i)}${isBrief(each) ? " brief" : ""}`, placed(found.calls, each), h("pre", {}, each.tokens.map((token) => token.text).join("")))));
 }
 
 function spread(members) {

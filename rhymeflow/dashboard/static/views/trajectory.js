@@ -4,7 +4,7 @@ import { change, to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h, styled } from "../dom.js";
 import { badge, card, copier, facts, form, labelled, select, table } from "../parts.js";
-import { conversation, isBrief, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
+import { conversation, isBrief, placed, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
 import { quoted } from "../state.js";
 import { different, tokensOf } from "../tokens.js";
 import { number, plural } from "../words.js";
@@ -36,7 +36,8 @@ export async function show(main, now) {
       ended(found.reason)),
     h("div", { class: "response" },
       h("div", { class: "first" },
-        card("Prompt", conversation(found.prompt), columns(found.columns), rendered(() => promptOf(found))),
+        card("Prompt", conversation(found.prompt), columns(found.columns),
+          found.calls.length ? null : rendered(() => promptOf(found))), // of an agent, calls are what the policy read
         controls(found, now, colouring, other),
         h("section", { class: beside ? "side" : "first" },
           panel(found, beside, colouring, told), beside ? panel(beside, found, colouring, told) : null),
@@ -55,6 +56,7 @@ function described(found) {
   return [
     ["prompt", `row ${found.row}, ${found.epoch === null ? "of a suite" : `epoch ${found.epoch}`}`],
     ["length", plural(found.length ?? found.segments.reduce((sum, each) => sum + each.length, 0), "token")],
+    ["calls", found.calls.length ? `${found.calls.length}, in ${plural(Math.max(...found.calls.map((each) => each.sequence)), "sequence")}` : null],
     ["versions", versions.length ? (from === upto ? String(from) : `${from} to ${upto}`) : null],
     ["trained on", found.step ? `in step ${found.step}, staleness ${found.step - 1 - from}` : null],
     ["group", found.ending_reason ?? found.ending ?? "open"],
@@ -112,7 +114,7 @@ function panel(found, beside, colouring, told) {
     h("p", { class: "legend" }, h("span", { class: "token low" }, least), h("span", { class: "token high" }, most),
       differs.size ? h("span", { class: "token differs" }, "differs") : null),
     h("div", { class: "talk tokens" }, turns.map((each, i) => turn(`${speaker(turns, i)}${turns.length > 1 && isBrief(each) ? " brief" : ""}`,
-      plural(each.tokens.length, "token"), h("div", {}, each.tokens.map(element))))));
+      [plural(each.tokens.length, "token"), placed(found.calls, each)].filter(Boolean).join(", "), h("div", {}, each.tokens.map(element))))));
 }
 
 function mark(text) {
