@@ -18,6 +18,7 @@ from rhymeflow.config.environment import (
     EnvironmentConfig,
     RewardConfig,
     RewardFunction,
+    interpreter,
 )
 from rhymeflow.config.eval import EvalConfig, EvalSuite
 from rhymeflow.config.learner import DistillationConfig, LearnerConfig, SftConfig
@@ -174,6 +175,7 @@ class Config(Section):
                     f"data.{name}: has no effect with environment.agent, whose program writes the "
                     "messages"
                 )
+        yield from self._verifiers_mistakes()
         not_yet = {
             "schedule.on_stuck = 'truncate'": self.schedule.on_stuck == "truncate",
             "run.token_details": self.run.token_details,
@@ -183,6 +185,20 @@ class Config(Section):
         for name, is_used in not_yet.items():
             if is_used:
                 yield f"{name}: not with environment.agent yet"
+
+    def _verifiers_mistakes(self) -> Iterator[str]:
+        """Tasks are played by the Python that has made them."""
+        suites = {f"eval.suites: {each.name}": each for each in self.eval.suites}
+        for where, section in {"data": self.data, **suites}.items():
+            if self.environment.agent != "verifiers" or section.source is None:
+                continue
+            made, plays = section.options.get("python"), self.environment.agent_python
+            paths = {each and interpreter(str(each)) for each in (made, plays)}
+            if section.source.startswith("verifiers:") and len(paths) > 1:
+                yield (
+                    f"{where}: options: python is {made!r} and environment.agent_python is "
+                    f"{plays!r}; name one Python that has verifiers in both, or in neither"
+                )
 
     def _training_mistakes(self) -> Iterator[str]:
         rollout, learner, schedule = self.rollout, self.learner, self.schedule

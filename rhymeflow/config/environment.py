@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -54,7 +56,7 @@ class EnvironmentConfig(Section):
     what was sampled stays."""
     agent_python: str | None = None
     """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
-    run."""
+    run. Of `verifiers` it is also the one that makes the tasks (`data.options`: `python`)."""
     agent_timeout: PositiveFloat = 3600.0
     """Longest time in seconds of an agent's program, the policy's answers included."""
     idle_timeout: PositiveFloat = 60.0
@@ -93,6 +95,11 @@ class EnvironmentConfig(Section):
     def judges(self) -> tuple[EnvironmentClass, ...]:
         """What rewards responses beside reward functions: the classes, or the agent."""
         return (EnvironmentClass(environment="agent"),) if self.agent else self.classes
+
+
+def interpreter(python: str) -> str:
+    """Return the path of an interpreter, for processes that may run elsewhere."""
+    return os.path.abspath(shutil.which(python) or python)
 
 
 _PER_GROUP = ("llm_judge", "reward_model")

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from rhymeflow import build, check, emulation, placement
 from rhymeflow.config import Config
+from rhymeflow.config.environment import interpreter
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
@@ -320,9 +321,9 @@ def in_force(config: Config, run_dir: Path) -> Config:
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
     decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
-    interpreter = config.environment.agent_python
+    python = config.environment.agent_python
     return in_place(decided, run_dir).changed(
-        environment={"agent_python": interpreter and os.path.abspath(interpreter)},
+        environment={"agent_python": python and interpreter(python)},
         learner={
             "epsilon_high": epsilon_high,
             "num_threads": learner.num_threads or cpus_of_rank or share,
@@ -331,7 +332,7 @@ def in_force(config: Config, run_dir: Path) -> Config:
         drafting={"history_run": history_run and os.path.abspath(history_run)},
         rollout={
             "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
-            "python": rollout.python and os.path.abspath(rollout.python),
+            "python": rollout.python and interpreter(rollout.python),
         },
     )
 

@@ -246,6 +246,9 @@ MISTAKES = {
     "an agent cannot be cut": ("environment: {agent: a b}", {"schedule.on_stuck": "truncate"}, ["schedule.on_stuck = 'truncate': not with environment.agent yet"]),
     "how long nothing takes": ("environment: {idle_timeout: 9}", {}, ["environment.idle_timeout: has no effect without environment.agent"]),
     "an agent's own limits": ("environment: {agent: a b, timeout: 9}", {}, ["environment.timeout: has no effect with environment.agent; agent_timeout and idle_timeout have"]),
+    "tasks of one Python, played by another": ("environment: {agent: verifiers, agent_python: /b}", {"data.source": "verifiers:x", "data.options": "{python: /a}"}, ["data: options: python is '/a' and environment.agent_python is '/b'; name one Python"]),
+    "tasks of one Python, played by this": ("environment: {agent: verifiers}", {"data.source": "verifiers:x", "data.options": "{python: /a}"}, ["environment.agent_python is None"]),
+    "a suite of another Python": ("environment: {agent: verifiers, agent_python: /a}", {"data.source": "verifiers:x", "data.options": "{python: /a}", "eval.suites": "[{name: y, source: 'verifiers:x', options: {python: /c}}]"}, ["eval.suites: y: options: python is '/c'"]),
     "an interpreter of nothing": ("", {"environment.agent_python": "python3"}, ["environment.agent_python: has no effect without environment.agent"]),
 }  # fmt: skip
 

@@ -55,3 +55,16 @@ def test_the_upper_clip_is_the_lower_one_where_none_is_given(monkeypatch):
 )
 def test_drafts_branch_where_a_drafted_token_costs_little(device, sections, shape):
     assert Config.model_validate(sections).draft_shape(device) == shape
+
+
+def test_an_interpreter_is_the_one_that_its_name_has_here(monkeypatch, tmp_path):
+    (tmp_path / "python7").write_text("")
+    (tmp_path / "python7").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = before_the_start(
+        monkeypatch,
+        environment={"agent": "verifiers", "agent_python": "python7"},
+        data={"source": "verifiers:x", "options": {"python": "python7"}},
+        reward={"functions": []},
+    )
+    assert found.environment.agent_python == str(tmp_path / "python7")

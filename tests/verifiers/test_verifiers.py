@@ -12,6 +12,7 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.data.generators import generate
 from rhymeflow.environments.agents import Agents
+from rhymeflow.utils.objects import LOOPBACK
 from tests.environments.test_agents import CHAT, END, Play
 from tests.refused import refusal
 
@@ -40,7 +41,7 @@ def play(tmp_path):
             "rollout": {"max_completion_length": 1000},
         }
     )
-    agents = Agents(config, CHAT, tmp_path / "log")
+    agents = Agents(config, CHAT, tmp_path / "log", LOOPBACK)
     agents.start()
     yield Play(agents, CHAT)
     agents.close()
