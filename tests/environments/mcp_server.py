@@ -17,6 +17,14 @@ ADD = {
     },
 }
 DOES = {"name": "does", "inputSchema": {"type": "object", "properties": {"what": {}}}}
+NUMBER = {"type": "number"}
+MULTIPLY = {
+    "name": "multiply",
+    "description": "Multiply two numbers.",
+    "inputSchema": {
+        "type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"],
+    },
+}  # fmt: skip
 PICTURE = {"type": "image", "data": "", "mimeType": "image/png"}
 
 
@@ -28,6 +36,8 @@ def called(name: str, arguments: dict[str, Any]) -> Any:
     """A result, or the code of an error."""
     if name == "add":
         return text(str(arguments["a"] + arguments["b"]))
+    if name == "multiply":
+        return text(str(arguments["a"] * arguments["b"]))
     match arguments["what"]:
         case "pid":
             return text(str(os.getpid()), "twice")
@@ -56,6 +66,8 @@ def answer(method: str, given: dict[str, Any], mode: str) -> Any:
             return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
         case "tools/list" if mode == "none":
             return {"tools": []}
+        case "tools/list" if mode == "multiplies":
+            return {"tools": [MULTIPLY]}
         case "tools/list" if "cursor" in given:
             return {"tools": [DOES]}
         case "tools/list":

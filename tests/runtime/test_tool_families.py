@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.data.text import rendered
-from tests.environments import worlds
+from tests.environments import mcp_server, worlds
 from tests.environments.test_families import SPOKEN, TOOLS, collection, speaker
 from tests.environments.test_rendering import ids
 from tests.runtime.logs import audit, reader, train
@@ -65,8 +66,15 @@ def save_caller(directory: Path, name: str) -> None:
     model.save_pretrained(directory)
 
 
+FUNCTION = f"{worlds.FILE}:multiply"
+SERVER = f"mcp:{sys.executable} {mcp_server.FILE} multiplies"
+
+
+@pytest.mark.parametrize("tool", [FUNCTION, SERVER], ids=["a function", "of an MCP server"])
 @pytest.mark.parametrize("name", ["qwen3"])
-def test_a_run_calls_a_tool(name: str, tmp_path: Path) -> None:
+def test_a_run_calls_a_tool(name: str, tool: str, tmp_path: Path) -> None:
+    if tool == SERVER:
+        pytest.importorskip("mcp")
     save_caller(tmp_path / "model", name)
     rows = [{"prompt": f"{each} times 2.5?"} for each in range(12)]
     source = tmp_path / "prompts.jsonl"
@@ -81,7 +89,7 @@ def test_a_run_calls_a_tool(name: str, tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path,
         data=data,
-        environment={"tools": [f"{worlds.FILE}:multiply"], "max_turns": 2},
+        environment={"tools": [tool], "max_turns": 2},
         reward={"functions": [{"function": f"{judge}:judge"}]},
         rollout={"max_completion_length": 400},
         learner={"max_steps": 2, "learning_rate": 1e-6},
@@ -103,5 +111,5 @@ def test_a_run_calls_a_tool(name: str, tmp_path: Path) -> None:
 if __name__ == "__main__":
     for family in SPOKEN:
         with tempfile.TemporaryDirectory() as folder:
-            test_a_run_calls_a_tool(family, Path(folder))
+            test_a_run_calls_a_tool(family, FUNCTION, Path(folder))
         print(f"{family}: its calls were answered")
