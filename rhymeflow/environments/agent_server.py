@@ -9,19 +9,12 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from contextlib import suppress
 from itertools import count
 from multiprocessing import Pipe
 from typing import NamedTuple
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-
-CLOSED = 499
-"""Status of an answer that nobody waits for, as nginx has it."""
+from starlette.types import Receive, Scope, Send
 
 
 class HttpRequest(NamedTuple):
@@ -36,11 +29,12 @@ class HttpRequest(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """What a request gets."""
+    """What a request gets, or the next part of it; only of the first, status and type count."""
 
     status: int
     body: bytes
     type: str = "application/json"
+    is_last: bool = True
 
 
 class AgentServer:
@@ -51,12 +45,14 @@ class AgentServer:
         self.woken, self._wakes = Pipe(duplex=False)
         self._socket = socket.create_server((host, 0))
         self.address = f"http://{host}:{self._socket.getsockname()[1]}"
-        methods = ["GET", "POST"]
-        app = Starlette(routes=[Route("/{path:path}", self._serve, methods=methods)])
-        settings = uvicorn.Config(app, log_level="critical", lifespan="off", access_log=False)
+        settings = uvicorn.Config(
+            self._serve, log_level="critical", lifespan="off", access_log=False,
+            interface="asgi3", ws="none",
+        )  # fmt: skip
         self._server = uvicorn.Server(settings)
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[HttpAnswer]] = {}
+        self._waiting: dict[int, asyncio.Queue[HttpAnswer | None]] = {}
+        """By request, what is not sent yet; None: its client is gone."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="agents")
 
@@ -72,47 +68,56 @@ class AgentServer:
         self._socket.close()
 
     def answer(self, number: int, answer: HttpAnswer) -> None:
-        """Answer a request, unless its client is gone."""
+        """Send a request's answer, or the next part of it, unless its client is gone."""
         assert self._loop is not None, "nothing has arrived"
-        self._loop.call_soon_threadsafe(self._resolve, number, answer)
+        self._loop.call_soon_threadsafe(self._pass_on, number, answer)
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
 
-    def _resolve(self, number: int, answer: HttpAnswer) -> None:
-        waiting = self._waiting.get(number)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+    def _pass_on(self, number: int, answer: HttpAnswer) -> None:
+        if number in self._waiting:
+            self._waiting[number].put_nowait(answer)
 
     def _arrive(self, request: HttpRequest) -> None:
         self.arrived.append(request)
         self._wakes.send_bytes(b"")
 
-    async def _serve(self, request: Request) -> Response:
-        try:
-            body = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=CLOSED)
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Be the application of the server (ASGI)."""
+        body, has_more = b"", True
+        while has_more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return
+            body, has_more = body + event.get("body", b""), event.get("more_body", False)
         self._loop = asyncio.get_running_loop()
-        number = next(self._numbers)
-        waiting = self._waiting[number] = self._loop.create_future()
-        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        arrived = HttpRequest(number, request.method, request.url.path, is_retry, body)
+        number, parts = next(self._numbers), asyncio.Queue[HttpAnswer | None]()
+        self._waiting[number] = parts
+        is_retry = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") != b"0"
+        arrived = HttpRequest(number, scope["method"], scope["path"], is_retry, body)
         self._arrive(arrived)
-        gone = asyncio.create_task(_until_gone(request))
+        gone = asyncio.create_task(_until_gone(receive, parts))
         try:
-            await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+            is_first, is_last = True, False
+            while not is_last:
+                part = await parts.get()
+                if part is None:
+                    self._arrive(arrived._replace(body=None))
+                    return
+                if is_first:
+                    headers = [(b"content-type", part.type.encode())]
+                    start = {"type": "http.response.start", "status": part.status}
+                    await send(start | {"headers": headers})
+                is_first, is_last = False, part.is_last
+                end = {"type": "http.response.body", "body": part.body, "more_body": not is_last}
+                await send(end)
         finally:
             gone.cancel()
             del self._waiting[number]
-        if not waiting.done():
-            self._arrive(arrived._replace(body=None))
-            return Response(status_code=CLOSED)
-        answer = waiting.result()
-        return Response(answer.body, answer.status, media_type=answer.type)
 
 
-async def _until_gone(request: Request) -> None:
-    with suppress(ClientDisconnect):
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+async def _until_gone(receive: Receive, parts: asyncio.Queue[HttpAnswer | None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    parts.put_nowait(None)

@@ -26,15 +26,9 @@ from rhymeflow.config import Config
 from rhymeflow.data.generators import derived_seed
 from rhymeflow.environments import launcher, program_of
 from rhymeflow.environments.agent_server import AgentServer, HttpAnswer, HttpRequest
-from rhymeflow.environments.conversations import AnsweredTurn, Asking, Conversations
-from rhymeflow.environments.dialect_answers import (
-    ModelTurn,
-    answer,
-    chunks,
-    models,
-    refusal,
-    too_long,
-)
+from rhymeflow.environments.conversations import AnsweredTurn, Asking, Conversations, Growing
+from rhymeflow.environments.dialect_answers import ModelTurn, answer, models, refusal, too_long
+from rhymeflow.environments.dialect_streams import STREAMS, Stream
 from rhymeflow.environments.dialects import DIALECTS, BadRequest, ModelCall, read
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.environments.episodes import End, Wanted
@@ -49,6 +43,8 @@ MODEL = "policy"
 RETRY_SECONDS = 10.0
 """How long a call whose client is gone waits for it to come back: OpenAI's and Anthropic's clients
 ask again after 8 seconds at most."""
+
+EVENTS = "text/event-stream"
 
 
 @dataclass(eq=False)
@@ -80,8 +76,12 @@ class _Call:
     limit: int  # most tokens of a turn
     requests: list[int]
     """Numbers of those that wait for the answer, or did."""
-    turns: dict[int, ModelTurn | None] = field(default_factory=dict)
-    """By their numbers, in order; None: the policy is at it."""
+    growing: dict[int, Growing]
+    """Its turns by their numbers, in order."""
+    stream: Stream | None
+    turns: dict[int, ModelTurn] = field(default_factory=dict)
+    """Those that are finished."""
+    sent: bytes = b""  # of the stream
     left_at: float = math.inf
     """When its last client went away."""
     answer: HttpAnswer | None = None
@@ -105,6 +105,7 @@ class _Program:
     num_turns: int = 0  # that it has asked for
     tool_calls: tuple[int, int] = (0, 0)
     """How many there were since it last called, and how many of them cannot be read."""
+    was_answered: bool = False
     has_ended: bool = False
     value: float | None = None
 
@@ -195,6 +196,21 @@ class Agents:
             self._forget(key)
         self._finished.append(task)
 
+    def grow(self, key: str, number: int, tokens: list[int], logprobs: list[float]) -> None:
+        """Give more of the policy's turn to the program that reads it as it comes."""
+        program = self._programs.get(key)
+        made = None if program is None else program.asked.get(number)
+        if program is None or made is None or made.stream is None:
+            return
+        growing = made.growing[number]
+        growing.add(tokens, logprobs)
+        turn = self._conversations.begun(made.call, made.asking, growing, number)
+        if not made.requests or not (more := made.stream.more([*made.growing].index(number), turn)):
+            return
+        made.sent, program.was_answered = made.sent + more, True
+        for request in made.requests:
+            self._server.answer(request, HttpAnswer(200, more, EVENTS, is_last=False))
+
     def answer(
         self, key: str, number: int, tokens: list[int], logprobs: list[float], end: int
     ) -> None:
@@ -205,16 +221,18 @@ class Agents:
         if program is None or made is None:
             return
         conversations, place = self._conversations, (made.call, made.asking)
-        turn, calls = conversations.turn(*place, tokens, logprobs, end=end, limit=made.limit)
+        growing = made.growing[number]
+        num_known = len(growing.tokens)
+        growing.add(tokens[num_known:], logprobs[num_known:])
+        turn, calls = conversations.turn(*place, growing, number, limit=made.limit)
         program.known.append(conversations.answered(*place, turn, end))
         num_calls, num_failed = program.tool_calls
         num_failed += sum(bool(each.error) for each in calls)
         program.tool_calls = num_calls + len(calls), num_failed
-        program.last_heard = time.monotonic()
+        program.last_heard, program.was_answered = time.monotonic(), True
         made.turns[number] = turn
-        turns = [each for each in made.turns.values() if each is not None]
-        if len(turns) == made.call.n:
-            self._answer(made, _answered(made.call, turns))
+        if len(made.turns) == made.call.n:
+            self._answer(made, _answered(made, [made.turns[each] for each in made.growing]))
 
     def drop(self, keys: Iterable[str]) -> None:
         """End the programs of these episodes; nothing more is returned of them."""
@@ -291,7 +309,7 @@ class Agents:
         program.has_ended = True
         if "error" in line:
             self._fail(program, line["error"])
-        elif not program.known:
+        elif not program.was_answered:
             self._fail(program, "ended without a call that the policy answered")
         else:
             program.value = line["value"]
@@ -309,10 +327,10 @@ class Agents:
         del self._by_token[program.token], self._by_id[program.id]
         if not program.has_ended:
             self._send({"id": program.id, "kill": True})
-        gone = _refused("/v1", BadRequest("the episode has ended", status=404))
+        gone = BadRequest("the episode has ended", status=404)
         for call in program.calls:
             if call.answer is None:
-                self._answer(call, gone)
+                self._answer(call, _refused(call.path, gone, call.sent))
 
     def _say(self, program: _Program, what: Called | Left | Answered | None) -> AgentTask:
         task = AgentTask(program.episode, "answer", program.room, program.last_heard, result=what)
@@ -348,10 +366,8 @@ class Agents:
             if call is None:
                 self._fail(program, why)
                 return
-            program.calls.remove(call)
-            for number in [each for each, turn in call.turns.items() if turn is None]:
+            for number in self._give_up(program, call):
                 del program.asked[number]
-                self._say(program, Left(number)).submitted = now
             program.last_heard = now
 
     # -- calls --------------------------------------------------------------------------------
@@ -385,9 +401,23 @@ class Agents:
         for call in program.calls:
             if number in call.requests:
                 call.requests.remove(number)
-                if not call.requests and call.answer is None:
+                if call.requests or call.answer is not None:
+                    return
+                if call.sent:  # no client asks for that again; what it has read is a turn
+                    for each in self._give_up(program, call):
+                        if not call.growing[each].tokens:  # there is nothing to be a turn
+                            del program.asked[each]
+                else:
                     call.left_at = time.monotonic()
                 return
+
+    def _give_up(self, program: _Program, call: _Call) -> list[int]:
+        """Say that nobody waits for a call; return the numbers of its turns that go on."""
+        program.calls.remove(call)
+        numbers = [each for each in call.growing if each not in call.turns]
+        for number in numbers:
+            self._say(program, Left(number)).submitted = time.monotonic()
+        return numbers
 
     def _call(self, program: _Program, path: str, request: HttpRequest) -> None:
         """Have the policy answer a call, or attach its client to one that it has made before.
@@ -395,6 +425,7 @@ class Agents:
         assert request.body is not None
         again = [call for call in program.calls if (call.path, call.body) == (path, request.body)]
         again = [call for call in again if request.is_retry or not call.requests]
+        again = [call for call in again if call.answer is not None or not call.sent]
         if again:
             earlier = min(again, key=lambda call: len(call.requests))
             earlier.requests.append(request.number)
@@ -412,19 +443,34 @@ class Agents:
         if program.num_turns + call.n > most:
             self._fail(program, f"made more calls than environment.max_turns = {most}")
             raise BadRequest(f"there are {most} turns in an episode", status=429)
-        made = _Call(path, request.body, call, asking, limit, [request.number])
+        numbers = range(program.num_turns, program.num_turns + call.n)
+        growing = {number: self._conversations.growing() for number in numbers}
+        stream = self._stream(call, asking, growing)
+        made = _Call(path, request.body, call, asking, limit, [request.number], growing, stream)
         program.calls.append(made)
-        for number in range(program.num_turns, program.num_turns + call.n):
-            made.turns[number], program.asked[number] = None, made
+        for number in numbers:
+            program.asked[number] = made
             about = asking.new, asking.follows, call.max_tokens
-            self._say(program, Called(number, *about, self._figures(program)))
+            self._say(program, Called(number, *about, self._figures(program), call.stream))
             program.last_heard = time.monotonic()
         program.num_turns += call.n
 
+    def _stream(
+        self, call: ModelCall, asking: Asking, growing: dict[int, Growing]
+    ) -> Stream | None:
+        if not call.stream:
+            return None
+        empty = [
+            self._conversations.begun(call, asking, each, number)
+            for number, each in growing.items()
+        ]
+        return STREAMS[call.dialect](call, empty, created=int(time.time()))
+
     def _answer(self, call: _Call, answer: HttpAnswer) -> None:
+        """Answer a call; its clients have what was sent."""
         call.answer, call.left_at = answer, math.inf
         for number in call.requests:
-            self._server.answer(number, answer)
+            self._server.answer(number, answer._replace(body=answer.body[len(call.sent) :]))
 
     def _most(self, program: _Program) -> int:
         """Return the most tokens after a prompt."""
@@ -432,12 +478,16 @@ class Agents:
         return config.rollout.max_completion_length
 
 
-def _answered(call: ModelCall, turns: list[ModelTurn]) -> HttpAnswer:
-    created = int(time.time())
-    if call.stream:
-        return HttpAnswer(200, b"".join(chunks(call, turns, created=created)), "text/event-stream")
-    return HttpAnswer(200, msgspec.json.encode(answer(call, turns, created=created)))
+def _answered(made: _Call, turns: list[ModelTurn]) -> HttpAnswer:
+    if made.stream is not None:
+        return HttpAnswer(200, made.sent + made.stream.end(turns), EVENTS)
+    body = answer(made.call, turns, created=int(time.time()))
+    return HttpAnswer(200, msgspec.json.encode(body))
 
 
-def _refused(path: str, error: BadRequest) -> HttpAnswer:
-    return HttpAnswer(error.status, msgspec.json.encode(refusal(path, error)))
+def _refused(path: str, error: BadRequest, sent: bytes = b"") -> HttpAnswer:
+    """Return the answer that refuses a request; if a stream has begun, it is its last event."""
+    body = msgspec.json.encode(refusal(path, error))
+    if sent:
+        return HttpAnswer(200, sent + b"event: error\ndata: " + body + b"\n\n", EVENTS)
+    return HttpAnswer(error.status, body)

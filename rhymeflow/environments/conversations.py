@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.prompts import Message, Prompt
@@ -17,12 +19,15 @@ from rhymeflow.data.text import special_tokens
 from rhymeflow.environments.dialect_answers import ModelTurn, message_of
 from rhymeflow.environments.dialects import BadRequest, ModelCall
 from rhymeflow.environments.messages import Call
-from rhymeflow.environments.parsing import OPEN
+from rhymeflow.environments.parsing import OPEN, PYTHON_OPEN
 from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.environments.template import ADD
 from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError
 from rhymeflow.pool import Refused
+
+NO_CHARACTER = "\ufffd"
+"""What the beginning of a character is decoded as."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,50 @@ class AnsweredTurn:
     def order(self) -> tuple[int, list[int], list[int]]:
         """By which of several turns the best to continue is chosen, whichever came first."""
         return len(self.conversation), self.asking.ids, self.tokens
+
+
+class Growing:
+    """A turn of the policy while it is generated, in tokens and in text without special tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._decode = tokenizer.decode
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.pieces: list[str] = []  # the tokens' texts
+        self._text = ""
+        self._start = self._end = 0
+        """`_text` is that of the tokens before `_end`; with those from `_start` on others are
+        decoded, for the text of some depends on what is before them."""
+
+    def add(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Take the next tokens."""
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.pieces += [self._decode([each]) for each in tokens]
+        more = self._more()
+        if not more.endswith(NO_CHARACTER):
+            self._text += more
+            self._start, self._end = self._end, len(self.tokens)
+
+    @property
+    def text(self) -> str:
+        """The text so far; a character at its end may be there in part only."""
+        return self._text + self._more()
+
+    def spoken(self, *, has_tools: bool) -> str:
+        """Return what is text of the turn whatever follows, and no beginning of a call."""
+        if not has_tools:
+            return self._text
+        text = _before_calls(self._text)
+        for tag in (OPEN, PYTHON_OPEN):
+            begun = (tag[:length] for length in range(len(tag) - 1, 0, -1))
+            text = text.removesuffix(next(filter(text.endswith, begun), ""))
+        return text
+
+    def _more(self) -> str:
+        before = self._decode(self.tokens[self._start : self._end], skip_special_tokens=True)
+        text: str = self._decode(self.tokens[self._start :], skip_special_tokens=True)
+        return text[len(before) :]
 
 
 class Conversations:
@@ -147,39 +196,48 @@ class Conversations:
         room = max_completion_length - (len(asking.ids) - asking.num_prompt)
         return room if call.max_tokens is None else min(room, call.max_tokens)
 
-    def turn(
-        self,
-        call: ModelCall,
-        asking: Asking,
-        tokens: list[int],
-        logprobs: list[float],
-        *,
-        end: int,
-        limit: int,
-    ) -> tuple[ModelTurn, list[Call]]:
-        """Return a turn as the program gets it, and its calls, those that cannot be read included.
-        It ends at `end` in the response; `limit` is that of the method of this name."""
-        reader = self._reader(bool(call.tools))
-        said, parts = reader.said(tokens), reader.parted(tokens)
-        schemas = {each["function"]["name"]: each for each in call.tools}
-        calls = [_typed(each, schemas) for each in said.calls if not each.error]
-        reasoning, content = parts or ("", said.text)
-        if calls and parts is None:
-            # What is before them; other forms than Hermes' begin with nothing else
-            content = said.text.partition(OPEN)[0] if OPEN in said.text else ""
-        is_cut = len(tokens) >= limit and tokens[-1] not in self._special_ids
-        turn = ModelTurn(
-            id=f"turn-{end}",
+    def growing(self) -> Growing:
+        """Return a turn without tokens."""
+        return Growing(self._tokenizer)
+
+    def begun(self, call: ModelCall, asking: Asking, growing: Growing, number: int) -> ModelTurn:
+        """Return a turn that is not finished, with what is its content whatever follows; `number`
+        is the episode's number of it."""
+        reader, content = self._reader(bool(call.tools)), ""
+        shows_calls = not call.tools or reader.shows_calls
+        if shows_calls and not reader.marks_reasoning:  # else text may become something else
+            content = growing.spoken(has_tools=bool(call.tools))
+        return ModelTurn(
+            id=f"turn-{number}",
             prompt_ids=asking.ids,
-            tokens=tokens,
-            logprobs=logprobs,
-            pieces=[self._tokenizer.decode([each]) for each in tokens],
+            tokens=growing.tokens,
+            logprobs=growing.logprobs,
+            pieces=growing.pieces,
+            content=content,
+            finish="stop",
+        )
+
+    def turn(
+        self, call: ModelCall, asking: Asking, growing: Growing, number: int, *, limit: int
+    ) -> tuple[ModelTurn, list[Call]]:
+        """Return a finished turn as the program gets it, and its calls, those that cannot be read
+        included. `limit` is that of the method of this name."""
+        reader, tokens = self._reader(bool(call.tools)), growing.tokens
+        said, parts = reader.said(tokens).calls, reader.parted(tokens)
+        schemas = {each["function"]["name"]: each for each in call.tools}
+        calls = [_typed(each, schemas) for each in said if not each.error]
+        reasoning, content = parts or ("", growing.text)
+        if calls and parts is None:
+            content = _before_calls(content) if reader.shows_calls else ""
+        is_cut = len(tokens) >= limit and tokens[-1] not in self._special_ids
+        turn = msgspec.structs.replace(
+            self.begun(call, asking, growing, number),
             content=content,
             reasoning=reasoning,
             calls=calls,
             finish="length" if is_cut else "stop",
         )
-        return turn, said.calls
+        return turn, said
 
     def answered(self, call: ModelCall, asking: Asking, turn: ModelTurn, end: int) -> AnsweredTurn:
         """Return a turn to be continued; it ends at `end` in the response."""
@@ -214,6 +272,11 @@ def _of_tokens(ids: list[int], known: Sequence[AnsweredTurn]) -> Asking:
         return Asking(ids, ids, len(ids), 0)
     length, best = max(begins, key=lambda each: each[0])
     return _continued(best, ids[length:])
+
+
+def _before_calls(text: str) -> str:
+    """Return what is before the first call; the whole text if there is none."""
+    return text.partition(OPEN)[0].partition(PYTHON_OPEN)[0]
 
 
 def _typed(call: Call, schemas: Mapping[str, Schema]) -> Call:

@@ -1,5 +1,5 @@
-"""Writes a policy's finished turns as the answer that a program's client library reads: one JSON
-body, or server-sent events, in the dialect of the call."""
+"""Writes a policy's finished turns as the answer that a program's client library reads, one JSON
+body in the dialect of the call; `dialect_streams` writes it as events."""
 
 from __future__ import annotations
 
@@ -51,19 +51,6 @@ def answer(call: ModelCall, turns: Sequence[ModelTurn], *, created: int) -> Body
     return writers[call.dialect](call, turns, created)
 
 
-def chunks(call: ModelCall, turns: Sequence[ModelTurn], *, created: int) -> Iterator[bytes]:
-    """Yield `answer` as server-sent events (text/event-stream)."""
-    writers = {"chat": _chat_events, "responses": _response_events, "messages": _message_events}
-    events = writers[call.dialect](call, answer(call, turns, created=created))
-    for number, event in enumerate(events):
-        if call.dialect == "responses":
-            event["sequence_number"] = number
-        name = f"event: {event['type']}\n" if "type" in event else ""
-        yield f"{name}data: {json.dumps(event)}\n\n".encode()
-    if call.dialect == "chat":
-        yield b"data: [DONE]\n\n"
-
-
 def refusal(path: str, error: BadRequest) -> Body:
     """Return the body that goes with `error.status`, for a request to `path`."""
     kinds = {400: "invalid_request_error", 404: "not_found_error"}
@@ -100,9 +87,9 @@ def _call_ids(turn: ModelTurn, lead: str) -> Iterator[tuple[str, Call]]:
         yield f"{lead}_{turn.id}_{number}", each
 
 
-def _logprobs(turn: ModelTurn, pieces: Sequence[str]) -> list[Body]:
-    """Return all sampled tokens with their log-probabilities; bytes are null in a part of a
-    character."""
+def logprobs_of(turn: ModelTurn, start: int = 0) -> list[Body]:
+    """Return all sampled tokens from `start` on with their log-probabilities; bytes are null in a
+    part of a character."""
     return [
         {
             "token": piece,
@@ -110,7 +97,7 @@ def _logprobs(turn: ModelTurn, pieces: Sequence[str]) -> list[Body]:
             "bytes": None if "\ufffd" in piece else list(piece.encode()),
             "top_logprobs": [],
         }
-        for piece, logprob in zip(pieces, turn.logprobs, strict=True)
+        for piece, logprob in zip(turn.pieces[start:], turn.logprobs[start:], strict=True)
     ]
 
 
@@ -130,7 +117,7 @@ def _chat(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
                 for id, c in _call_ids(turn, "call")
             ]
         reason = "tool_calls" if turn.calls and turn.finish == "stop" else turn.finish
-        logprobs = {"content": _logprobs(turn, turn.pieces), "refusal": None}
+        logprobs = {"content": logprobs_of(turn), "refusal": None}
         choices.append({
             "index": index, "message": message, "finish_reason": reason,
             "logprobs": logprobs if call.wants_logprobs else None,
@@ -145,23 +132,6 @@ def _chat(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     }  # fmt: skip
 
 
-def _chat_events(call: ModelCall, body: Body) -> Iterator[Body]:
-    head = body | {"object": "chat.completion.chunk"}
-    usage = head.pop("usage")
-    for choice in head["choices"]:
-        message, logprobs = dict(choice["message"]), choice["logprobs"]
-        calls = message.pop("tool_calls", [])
-        deltas = [message]
-        if calls:
-            deltas.append({"tool_calls": [{"index": n} | each for n, each in enumerate(calls)]})
-        for delta, reason in [*((each, None) for each in deltas), ({}, choice["finish_reason"])]:
-            part = {"index": choice["index"], "delta": delta, "finish_reason": reason}
-            yield head | {"choices": [part | {"logprobs": logprobs}]}
-            logprobs = None  # once is enough
-    if call.include_usage:
-        yield head | {"choices": [], "usage": usage}
-
-
 def _response(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     turn = turns[0]
     status = "completed" if turn.finish == "stop" else "incomplete"
@@ -171,7 +141,7 @@ def _response(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body
         output.append({"type": "reasoning", "id": f"rs_{turn.id}", "content": [thought]})
         output[0] |= {"summary": [], "status": status}
     if turn.content or not turn.calls:
-        logprobs = _logprobs(turn, turn.pieces) if call.wants_logprobs else []
+        logprobs = logprobs_of(turn) if call.wants_logprobs else []
         logprobs = [each | {"bytes": each["bytes"] or []} for each in logprobs]  # null is none
         text = {"type": "output_text", "text": turn.content, "annotations": []}
         output.append({
@@ -201,34 +171,6 @@ def _response(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body
     }  # fmt: skip
 
 
-def _response_events(call: ModelCall, body: Body) -> Iterator[Body]:
-    begun = body | {"status": "in_progress", "output": [], "usage": None}
-    begun["incomplete_details"] = None
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    for index, item in enumerate(body["output"]):
-        at: Body = {"item_id": item["id"], "output_index": index}
-        is_call = item["type"] == "function_call"
-        empty: Body = {"arguments": ""} if is_call else {"content": []}
-        added = item | {"status": "in_progress"} | empty
-        yield {"type": "response.output_item.added", "output_index": index, "item": added}
-        if is_call:
-            name, text = "response.function_call_arguments", item["arguments"]
-            yield {"type": f"{name}.delta", "delta": text} | at
-            yield {"type": f"{name}.done", "arguments": text, "name": item["name"]} | at
-        else:
-            part = item["content"][0]
-            at["content_index"] = 0
-            more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            name, text = f"response.{part['type']}", part["text"]
-            yield {"type": "response.content_part.added", "part": part | {"text": ""}} | at
-            yield {"type": f"{name}.delta", "delta": text} | more | at
-            yield {"type": f"{name}.done", "text": text} | more | at
-            yield {"type": "response.content_part.done", "part": part} | at
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{body['status']}", "response": body}
-
-
 def _message(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     turn = turns[0]
     content: list[Body] = []
@@ -252,34 +194,11 @@ def _message(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     }  # fmt: skip
 
 
-_DELTAS = {
-    "thinking": ("thinking", "thinking_delta", "thinking"),
-    "text": ("text", "text_delta", "text"),
-    "tool_use": ("input", "input_json_delta", "partial_json"),
-}
-"""By type of a block: its field, and the type and field of what adds to it."""
-
-
-def _message_events(call: ModelCall, body: Body) -> Iterator[Body]:
-    usage, end = body["usage"], {name: body[name] for name in ("stop_reason", "stop_sequence")}
-    begun = body | dict.fromkeys(end) | {"content": [], "usage": usage | {"output_tokens": 0}}
-    yield {"type": "message_start", "message": begun}
-    for index, block in enumerate(body["content"]):
-        field, kind, name = _DELTAS[block["type"]]
-        is_text = isinstance(block[field], str)
-        start = block | {field: "" if is_text else {}}
-        delta = {"type": kind, name: block[field] if is_text else json.dumps(block[field])}
-        yield {"type": "content_block_start", "index": index, "content_block": start}
-        yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": end, "usage": usage}
-    yield {"type": "message_stop"}
-
-
 def _tokens(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     choices = []
     for index, turn in enumerate(turns):
-        logprobs = _logprobs(turn, [f"token_id:{token}" for token in turn.tokens])
+        pieces = [f"token_id:{token}" for token in turn.tokens]
+        logprobs = logprobs_of(msgspec.structs.replace(turn, pieces=pieces))
         choices.append({
             "index": index, "token_ids": turn.tokens, "finish_reason": turn.finish,
             "logprobs": {"content": logprobs} if call.wants_logprobs else None,

@@ -87,6 +87,7 @@ class Called(NamedTuple):
     follows: int
     max_tokens: int | None
     figures: TurnFigures
+    is_streamed: bool
 
 
 class Left(NamedTuple):

@@ -23,7 +23,14 @@ from rhymeflow.data.text import (
 )
 from rhymeflow.environments.families import family_of, response_template
 from rhymeflow.environments.messages import Call, Said
-from rhymeflow.environments.parsing import CLOSE, OPEN, parse_calls, parted, templated_calls
+from rhymeflow.environments.parsing import (
+    CLOSE,
+    OPEN,
+    PYTHON_OPEN,
+    parse_calls,
+    parted,
+    templated_calls,
+)
 from rhymeflow.environments.template import (
     ANSWERED,
     QUESTION,
@@ -130,17 +137,23 @@ class ChatRenderer(TextRenderer):
         self._parts: Mapping[str, Any] | None = None  # empty: nothing tells them apart
         self._find_response(begun, self._template)
 
-    def parted(self, tokens: list[int]) -> tuple[str, str] | None:
-        """Return the reasoning of a turn and what it says, if special tokens set them apart, as in
-        gpt-oss and Gemma 4. Without these tokens they would be one text."""
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether special tokens set apart the reasoning of a turn and what it says, as in gpt-oss
+        and Gemma 4. Without these tokens they would be one text."""
         if "channel" not in str(self._template):
-            return None
+            return False
         if self._parts is None:
             family = None if self._own_response else family_of(self._template)
             found = self._own_response if family is None else response_template(family)
             self._parts = found or NOTHING
-        if not self._parts:
+        return bool(self._parts)
+
+    def parted(self, tokens: list[int]) -> tuple[str, str] | None:
+        """Return the reasoning of a turn and what it says, if they are marked."""
+        if not self.marks_reasoning:
             return None
+        assert self._parts is not None
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
         return parted(self._tokenizer, text, self._parts, self._opening)
 
@@ -257,6 +270,12 @@ class ChatRenderer(TextRenderer):
         put a space before it."""
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
+
+    @property
+    def shows_calls(self) -> bool:
+        """Whether the text of a turn has the tags that its calls begin with."""
+        is_templated = self._own_response is not None or self._response is not None
+        return not is_templated and not {OPEN, PYTHON_OPEN} & {*self._special}
 
     @property
     def _own_response(self) -> Mapping[str, Any] | None:

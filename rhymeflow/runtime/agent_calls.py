@@ -98,19 +98,22 @@ class AgentCalls:
         self.running[branch] = call
         return call
 
-    def end(self, branch: int, start: int, end: int) -> None:
-        """Note that a call was answered: it and its turn are the response from `start` to `end`."""
+    def end(self, branch: int, start: int, end: int, *, is_free: bool = True) -> None:
+        """Note that a call was answered: it and its turn are the response from `start` to `end`. If
+        the branch is free, the next call that follows can have it."""
         made = self.running.pop(branch).made
         self.answered.append(Asked(start, start + len(made.tokens), made.follows))
-        self._branches[end] = branch
+        if is_free:
+            self._branches[end] = branch
 
-    def drop(self, number: int) -> RunningCall | None:
+    def find(self, number: int) -> RunningCall | None:
+        """Return the running call of this number."""
+        return next((each for each in self.running.values() if each.made.number == number), None)
+
+    def drop(self, call: RunningCall) -> None:
         """Forget a call that nobody waits for. Who asks the same again gets the same noise."""
-        for branch, call in self.running.items():
-            if call.made.number == number:
-                self._noises.discard(call.noise)
-                return self.running.pop(branch)
-        return None
+        self._noises.discard(call.noise)
+        del self.running[call.branch]
 
 
 def noise_of(member: int, asked: list[int], times: int) -> int:

@@ -32,7 +32,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.runtime.agent_calls import AgentCalls
 from rhymeflow.suites.suite import RUN, SuitePrompts
-from rhymeflow.workers.messages import AnswerCall, Continuation, Part
+from rhymeflow.workers.messages import AnswerCall, Continuation, Part, TurnGrew
 
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -272,26 +272,30 @@ class InFlight:
 
     # -- responses ---------------------------------------------------------------------------
 
-    def take(self, instance: InstanceId, part: Part) -> None:
-        """Take the next tokens of a response; those of one that is over are dropped."""
+    def take(self, instance: InstanceId, part: Part) -> TurnGrew | None:
+        """Take the next tokens of a response; those of one that is over are dropped. Return what
+        tells them to a program that reads them at once."""
         if part.trajectory not in self:
-            return
+            return None
         if self._has_agent:
             call = self.calls(part.trajectory).running.get(part.branch)
-            if call is not None:
-                call.take(instance, part)
-            return
+            if call is None:
+                return None
+            call.take(instance, part)
+            about = self.name(part.trajectory), call.made.number, part.tokens, part.logprobs
+            return TurnGrew(*about) if call.made.is_streamed else None
         open_members, member = self._groups[part.trajectory.group].open, part.trajectory.member
         if member in open_members and open_members[member].parts[0].version != part.version:
             self.seal(part.trajectory)
         if member not in open_members:
             assert part.start == self.num_stored(part.trajectory), (instance, part)
             open_members[member] = Unstored(instance, [part])
-            return
+            return None
         holder, parts = open_members[member]
         assert holder == instance, (holder, instance, part.trajectory)
         assert part.start == parts[-1].start + len(parts[-1].tokens), (instance, part)
         parts.append(part)
+        return None
 
     def seal(self, trajectory: TrajectoryId) -> int:
         """Store a response's open parts as a segment; return its length in tokens."""
@@ -409,8 +413,11 @@ class InFlight:
         """Return the calls of a response that was routed."""
         return self._groups[trajectory.group].calls[trajectory.member]
 
-    def end_call(self, trajectory: TrajectoryId, branch: int) -> AnswerCall | None:
-        """Store a call with the turn that answers it; None: it was dropped, or nothing was said."""
+    def end_call(
+        self, trajectory: TrajectoryId, branch: int, *, is_over: bool = True
+    ) -> AnswerCall | None:
+        """Store a call with the turn that answers it; None: it was dropped, or nothing was said.
+        `is_over`: nothing more of it can come from an instance."""
         calls = self.calls(trajectory)
         call = calls.running.get(branch)
         if call is None or not call.parts:
@@ -420,7 +427,7 @@ class InFlight:
         for instance, parts in call.segments():
             self._put(trajectory, instance, parts)
         end = self.num_stored(trajectory)
-        calls.end(branch, start, end)
+        calls.end(branch, start, end, is_free=is_over)
         logprobs = [each for _, part in call.parts for each in part.logprobs]
         return AnswerCall(self.name(trajectory), call.made.number, call.said, logprobs, end)
 

@@ -106,14 +106,14 @@ class Programs(Environments):
             case messages.CallMade():
                 self._called(subject, calls, message)
             case messages.CallLeft(number=number):
-                self._drop(subject, calls, calls.drop(number))
+                self._leave(subject, calls, calls.find(number))
             case messages.TurnAnswered() | messages.EpisodeFailed(is_lost=False) if (
                 asked is not None and asked.wants == "answer"
             ):
                 calls.ended = message
-                self._drop_all(subject, calls)
+                self._leave(subject, calls, *calls.running.values())
             case _:
-                self._drop_all(subject, calls)
+                self._leave(subject, calls, *calls.running.values())
                 yield from super().take(message)
                 return
         yield from self._go_on(subject, calls)
@@ -144,13 +144,18 @@ class Programs(Environments):
         asked_for = continuation(self._in_flight[trajectory.group], calls.turn + 1, call)
         self._tell(calls, messages.AskPolicy(trajectory, asked_for))
 
-    def _drop_all(self, trajectory: TrajectoryId, calls: AgentCalls) -> None:
-        for call in [*calls.running.values()]:
-            self._drop(trajectory, calls, calls.drop(call.made.number))
-
-    def _drop(self, trajectory: TrajectoryId, calls: AgentCalls, call: RunningCall | None) -> None:
-        if call is not None:
+    def _leave(
+        self, trajectory: TrajectoryId, calls: AgentCalls, *left: RunningCall | None
+    ) -> None:
+        """Stop the answers to calls. What a program has read of one that is streamed remains."""
+        for call in filter(None, left):
             self._tell(calls, messages.DropCall(trajectory, call.branch))
+            if not (call.made.is_streamed and call.parts):
+                calls.drop(call)
+                continue
+            answer = self._in_flight.end_call(trajectory, call.branch, is_over=False)
+            assert answer is not None, call
+            self._supervisor.environments.send(answer)
 
     def _tell(self, calls: AgentCalls, message: messages.Message) -> None:
         """Send a message to the instance that answers a response's calls, if there is one."""

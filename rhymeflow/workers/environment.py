@@ -71,6 +71,9 @@ class EnvironmentWorker(UserCodeWorker):
             case messages.AnswerCall():
                 assert not isinstance(self._episodes, Episodes), "there is no agent"
                 self._episodes.answer(*msgspec.structs.astuple(message))
+            case messages.TurnGrew():
+                assert not isinstance(self._episodes, Episodes), "there is no agent"
+                self._episodes.grow(*msgspec.structs.astuple(message))
             case messages.CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
@@ -88,9 +91,9 @@ class EnvironmentWorker(UserCodeWorker):
                 return messages.EpisodeJudged(
                     key, {} if value is None else {task.environment: value}
                 )
-            case Called(number, tokens, follows, most, figures):
-                about = number, tokens, follows, most
-                return messages.CallMade(key, *about, self._scaled(figures))
+            case Called(number, tokens, follows, most, figures, is_streamed):
+                about = number, tokens, follows, most, self._scaled(figures)
+                return messages.CallMade(key, *about, is_streamed)
             case Left(number):
                 return messages.CallLeft(key, number)
             case Answered(figures=figures):

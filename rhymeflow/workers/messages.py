@@ -194,6 +194,15 @@ class AnswerCall(Message):
     end: int
 
 
+class TurnGrew(Message):
+    """More tokens of the policy's answer to an agent's call that is streamed."""
+
+    key: str
+    number: int
+    tokens: list[int]
+    logprobs: list[float]
+
+
 class CloseEpisodes(Message):
     """Close the episodes with these keys."""
 
@@ -333,10 +342,13 @@ class CallMade(Message):
     max_turn_tokens: int | None
     """Most tokens of the turn; None: it says nothing."""
     figures: TurnFigures
+    is_streamed: bool = False
+    """Whether the program reads the answer while it is generated (`TurnGrew`)."""
 
 
 class CallLeft(Message):
-    """The program does not wait for the answer to a call any more."""
+    """The program does not wait for the answer to a call any more. What it has read of one that is
+    streamed is a turn."""
 
     key: str
     number: int

@@ -158,6 +158,53 @@ def official_clients(base_url, row):
     return sum(map(float, texts)) + arguments["a"] - 35
 
 
+def streams(base_url):
+    """Reads turns as they come; after the first text of each it asks something else."""
+    import anthropic
+    import openai
+
+    client, said = openai.OpenAI(), [user("a")]
+    dialects = {
+        "chat": (client.chat.completions, {"messages": said}, "choices.0.delta.content"),
+        "responses": (client.responses, {"input": "a"}, "delta"),
+        "messages": (
+            anthropic.Anthropic().messages, {"messages": said, "max_tokens": 90}, "delta.text",
+        ),
+    }  # fmt: skip
+    for name, (interface, asked, path) in dialects.items():
+        heard = []
+        for part in interface.create(model="policy", stream=True, **asked):
+            for step in path.split("."):
+                part = part[0] if step == "0" else getattr(part, step, None)
+            heard += filter(None, [part])
+            if len(heard) == 1 and part:
+                ask(base_url, [user(f"{name} said {part}")])
+        if heard != ["I say", " now", "€"]:
+            raise ValueError(f"{name}: {heard}")
+
+
+def read_stream(base_url, said, **more):
+    """The texts of a turn as they come, without a client library."""
+    body = json.dumps({"messages": said, "stream": True, **more}).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", body)
+    with urllib.request.urlopen(request, timeout=60) as events:
+        for line in events:
+            data = line.removeprefix(b"data: ")
+            if data != line and data != b"[DONE]\n":
+                yield json.loads(data)["choices"][0]["delta"].get("content", "")
+
+
+def reads(base_url):
+    return float("".join(read_stream(base_url, [user("a")])))
+
+
+def stops_reading(base_url):
+    """Reads the beginning of a turn, and asks for the same again."""
+    with contextlib.closing(read_stream(base_url, [user("a")])) as texts:
+        first = next(texts)
+    return float(first + "".join(read_stream(base_url, [user("a")])))
+
+
 def at_once(base_url, row):
     """Four equal calls at once, and one of n = 2."""
     texts: list[str] = []

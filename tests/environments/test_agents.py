@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
@@ -9,10 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhymeflow.config import Config
 from rhymeflow.environments.agent_server import AgentServer
 from rhymeflow.environments.agents import Agents, AgentTask
+from rhymeflow.environments.conversations import Conversations
+from rhymeflow.environments.dialects import read
 from rhymeflow.environments.episode import Episode
 from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
@@ -20,7 +25,7 @@ from rhymeflow.store.branches import Asked, stretches
 from rhymeflow.utils import objects
 from rhymeflow.utils.child import descendants
 from rhymeflow.utils.objects import LOOPBACK
-from tests.environments.programs import FILE
+from tests.environments.programs import ADD, FILE, user
 from tests.environments.test_rendering import CHATML, FORGETS, ids, tokenizer
 from tests.refused import refusal
 from tests.weights.shared_objects import sharing
@@ -62,6 +67,26 @@ class Play:
         turn = ids(self.tok, text)
         row += [*called.tokens, *turn]
         self.agents.answer(key, called.number, turn, [-1.0] * len(turn), len(row))
+
+    def called(self) -> Called:
+        """The next call."""
+        task = self.next()
+        assert isinstance(task.result, Called), task
+        return task.result
+
+    def grow(self, called: Called, turn: list[int], key: str = "3.1") -> None:
+        """Generate more of a turn."""
+        self.agents.grow(key, called.number, turn, [-1.0] * len(turn))
+
+    def end(self, key: str = "3.1", room: int = 300) -> Any:
+        """The reward of a program that ends, or the error."""
+        task = self.next()
+        if task.error is not None:
+            return task.error
+        assert isinstance(task.result, Answered), task.result
+        episode = Episode(key, 5, 0, "", {}, [[]], [])
+        self.agents.submit(self.agents.task(episode, "reward", room))
+        return self.next().result.value
 
     def episode(
         self,
@@ -236,6 +261,94 @@ def test_a_client_that_asks_again_gets_the_turn_that_it_asked_for_before(playing
     assert play.episode(slowly) == 1.0
     assert play.left == []
     assert len(play.asked["3.1"]) == 1
+
+
+def test_a_stream_is_read_while_it_is_generated(playing):
+    """After its first text the program asks something else, which is answered before the rest; a
+    character comes when it is whole."""
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+    play = playing("streams")
+    play.begin()
+    for name in ("chat", "responses", "messages"):
+        called = play.called()
+        assert called.is_streamed
+        play.grow(called, ids(CHAT, "I say"))
+        other = play.called()
+        assert not other.is_streamed
+        assert f"{name} said I say<|im_end|>" in CHAT.decode(other.tokens)
+        play.answer(other, f"so{END}")
+        play.grow(called, ids(CHAT, " now"))
+        play.grow(called, ids(CHAT, "€")[:1])
+        play.answer(called, f"I say now€{END}")
+    assert play.end() is None
+
+
+SAID = [
+    "a",
+    "é",
+    "€",
+    "\ufffd",
+    "<",
+    "<tool",
+    "_call>",
+    "<|tool_",
+    '{"name": "add"}',
+    "</tool_call>",
+]
+
+
+@given(
+    st.lists(st.sampled_from([*SAID, END]), max_size=8),
+    st.lists(st.integers(0, 3), max_size=12),
+    st.booleans(),
+)
+def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes, has_tools):
+    tokens, conversations = ids(CHAT, "".join(said)), Conversations(Config(), CHAT)
+    asked: dict[str, Any] = {"messages": [user("add")], "tools": [ADD] if has_tools else []}
+    call = read("/v1/chat/completions", json.dumps(asked).encode())
+    asking, growing = conversations.asking(call, []), conversations.growing()
+    sent = []
+    for size in [*sizes, len(tokens)]:
+        part, tokens = tokens[:size], tokens[size:]
+        growing.add(part, [-1.0] * len(part))
+        sent.append(conversations.begun(call, asking, growing, 0).content)
+    if growing.tokens:
+        turn, _ = conversations.turn(call, asking, growing, 0, limit=1000)
+        assert all(turn.content.startswith(each) for each in sent)
+        if not turn.calls:
+            assert turn.content == CHAT.decode(growing.tokens, skip_special_tokens=True)
+
+
+def test_a_client_that_stops_reading_ends_the_generation_and_has_read_a_turn(playing):
+    play = playing("stops_reading")
+    play.begin()
+    called = play.called()
+    play.grow(called, ids(CHAT, "4"))
+    begun = time.monotonic()
+    assert play.next().result == Left(called.number)
+    assert time.monotonic() - begun < 5, "no client asks for the rest"
+    again = play.called()
+    assert (again.number, again.tokens) == (1, called.tokens)
+    play.answer(called, "41")
+    play.answer(again, f"2{END}")
+    assert play.end() == 42.0
+
+
+def test_a_stream_ends_with_an_error_if_its_program_does(playing):
+    """That is read by what the program has started, if by anyone."""
+    play = playing("reads", agent_timeout=1.5)
+    play.begin()
+    play.grow(play.called(), ids(CHAT, "I say"))
+    sent = [call.sent for call in play.agents._programs["3.1"].calls]
+    answered: list[bytes] = []
+    play.agents._server.answer = lambda number, answer: answered.append(answer.body)
+    while (task := play.next()).error is None:
+        pass
+    assert "took longer than environment.agent_timeout" in task.error
+    assert sent[0]
+    assert b"event: error\ndata: {" in answered[0]
+    assert b"the episode has ended" in answered[0]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,19 @@ from anthropic.types import Message as AnthropicMessage
 from anthropic.types import RawMessageStreamEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
 from rhymeflow.environments.dialect_answers import (
     ModelTurn,
     answer,
-    chunks,
     message_of,
     models,
     refusal,
     too_long,
 )
+from rhymeflow.environments.dialect_streams import STREAMS
 from rhymeflow.environments.dialects import (
     _ACCEPTED,
     _BLOCKS,
@@ -59,6 +60,20 @@ def turn(content="", calls=(), finish="stop", **fields):
 ADDS = turn("I add.", [("add", {"a": 2, "b": None}), ("add", {"a": 5})], reasoning="Two calls.")
 
 
+def events(call, said):
+    """A stream in which the first half of each text comes before all else."""
+    nothing = {"tokens": [], "logprobs": [], "pieces": [], "content": "", "calls": []}
+    nothing |= {"reasoning": "", "finish": "stop", "stop": None}
+    stream = STREAMS[call.dialect](call, [replace(each, **nothing) for each in said], created=3)
+    parts = []
+    for index, each in enumerate(said):
+        half = {"content": each.content[: len(each.content) // 2]}
+        half |= {name: getattr(each, name)[:1] for name in ("tokens", "logprobs", "pieces")}
+        if not each.reasoning:  # which would be before it
+            parts.append(stream.more(index, replace(each, **nothing | half)))
+    return b"".join([*parts, stream.end(said)])
+
+
 class Policy(httpx2.MockTransport):
     """A server that says what it is told, and keeps what it was asked."""
 
@@ -81,7 +96,7 @@ class Policy(httpx2.MockTransport):
         if not call.stream:
             return httpx2.Response(200, json=answer(call, said, created=3))
         kind = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, headers=kind, content=b"".join(chunks(call, said, created=3)))
+        return httpx2.Response(200, headers=kind, content=events(call, said))
 
     def openai(self):
         client = httpx2.Client(transport=self)
@@ -197,7 +212,16 @@ def test_three_dialects_ask_the_same():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("said", [ADDS, turn(""), turn("x", finish="length"), turn("x", stop="y")])
+@pytest.mark.parametrize(
+    "said",
+    [
+        ADDS,
+        turn(""),
+        turn("I add.", [("add", {"a": 2})]),
+        turn("x", finish="length"),
+        turn("x", stop="y"),
+    ],
+)
 @pytest.mark.parametrize(
     ("dialect", "whole", "part"),
     [
@@ -215,7 +239,7 @@ def test_answers_have_every_field_that_the_client_declares(dialect, whole, part,
     if not stream:
         whole.model_validate(answer(call, [said], created=3))
         return
-    written = b"".join(chunks(call, [said], created=3)).decode().split("\n\n")
+    written = events(call, [said]).decode().split("\n\n")
     assert written.pop() == ""
     if dialect == "chat":
         assert written.pop() == "data: [DONE]"
@@ -263,6 +287,26 @@ def test_log_probabilities_and_two_answers_to_a_prompt():
     include = ["message.output_text.logprobs"]
     got = policy.openai().responses.create(model="m", input="?", include=include)
     assert [each.logprob for each in got.output[0].content[0].logprobs] == [-0.5, -1.25]
+
+
+def test_text_comes_in_parts_and_log_probabilities_with_them():
+    policy = Policy(*[turn("It is 5.")] * 3)
+    chat = policy.openai().chat.completions.create(
+        model="m", messages=[USER], stream=True, logprobs=True
+    )
+    parts = [part.choices[0] for part in chat]
+    assert [each.delta.content for each in parts] == ["It i", "s 5.", None]
+    assert [each.delta.role for each in parts] == ["assistant", None, None]
+    logged = [[at.logprob for at in each.logprobs.content] for each in parts if each.logprobs]
+    assert logged == [[-0.5], [-1.25]]
+    include = ["message.output_text.logprobs"]
+    told = policy.openai().responses.create(model="m", input="?", include=include, stream=True)
+    deltas = [each for each in told if each.type == "response.output_text.delta"]
+    assert [each.delta for each in deltas] == ["It i", "s 5."]
+    assert [[at.logprob for at in each.logprobs] for each in deltas] == logged
+    asked = {"model": "m", "messages": [USER], "max_tokens": 9}
+    with policy.anthropic().messages.stream(**asked) as stream:
+        assert list(stream.text_stream) == ["It i", "s 5."]
 
 
 def test_a_stop_text_is_named_to_anthropics_client():

@@ -23,6 +23,7 @@ from rhymeflow.workers.messages import (
     Message,
     TurnAnswered,
     TurnFigures,
+    TurnGrew,
     receive,
     send,
 )
@@ -43,6 +44,10 @@ class Program:
     """By number of a call: how many tokens follow its sequence's prompt, and how many it wants."""
     ends: dict[int, int] = field(default_factory=dict)
     """By the end of a turn: how many tokens follow its sequence's prompt."""
+    grown: dict[int, list[int]] = field(default_factory=dict)
+    """By number of a call that is streamed: what was read of its turn."""
+    left: set[int] = field(default_factory=set)
+    """Those that were read in part, which still are to become turns."""
     num_calls: int = 0
     has_ended: bool = False
 
@@ -64,6 +69,8 @@ class FakePrograms:
                         self._programs.pop(key, None)
                 case AnswerCall(key=key) if key in self._programs:
                     self._answered(self._programs[key], message)
+                case TurnGrew(key=key, number=number) if key in self._programs:
+                    self._programs[key].grown[number] += message.tokens
                 case AskEnvironment():
                     self._asked(message)
         for key, program in list(self._programs.items()):
@@ -77,7 +84,9 @@ class FakePrograms:
         if message.wants == "answer" and message.episode.turns == [[]]:
             self._programs[key] = Program()
         elif message.wants == "reward" and key in self._programs:
-            assert self._programs.pop(key).has_ended
+            program = self._programs.pop(key)
+            assert program.has_ended
+            assert not program.left
             send(
                 self._connection, EpisodeJudged(key, {"agent": self._world.rng.choice([0.0, 1.0])})
             )
@@ -87,6 +96,9 @@ class FakePrograms:
 
     def _answered(self, program: Program, message: AnswerCall) -> None:
         before, most = program.waits.pop(message.number, (0, self._most))
+        read = program.grown.pop(message.number, [])
+        assert message.tokens[: len(read)] == read
+        program.left.discard(message.number)
         assert 0 < len(message.tokens) == len(message.logprobs) <= most
         assert models.STOP not in message.tokens[:-1]
         program.ends[message.end] = before + len(message.tokens)
@@ -100,7 +112,10 @@ class FakePrograms:
         if program.waits and self._world.chance(0.05):
             self._world.counts["call dropped"] += 1
             number = choose([*program.waits])
-            del program.waits[number]
+            if program.grown.get(number):  # what was read is a turn
+                program.left.add(number)
+            else:
+                del program.waits[number]
             return CallLeft(key, number)
         is_done = program.num_calls >= MOST_CALLS or self._world.chance(0.2)
         if program.ends and is_done:
@@ -115,7 +130,9 @@ class FakePrograms:
         number, program.num_calls = program.num_calls, program.num_calls + 1
         wanted = choose([None, 1, 3])
         program.waits[number] = before, wanted or self._most
-        return CallMade(key, number, list(words), follows, wanted, TurnFigures())
+        if is_streamed := self._world.chance(0.5):
+            program.grown[number] = []
+        return CallMade(key, number, list(words), follows, wanted, TurnFigures(), is_streamed)
 
 
 def check_response(tokens: list[int], calls: list[Asked], origin: NoiseKey, most: int) -> None:

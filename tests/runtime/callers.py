@@ -5,14 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.environments.programs import ask, user
+from tests.environments.programs import ask, read_stream, user
 
 
 def calls(base_url: str, row: dict[str, Any]) -> float:
     """Two turns, the second of them asked in another way too, and another conversation, all at
     once; what they say is judged."""
     begin = [user(row["prompt"])]
-    first = ask(base_url, begin, max_tokens=10)
+    text = "".join(read_stream(base_url, begin, max_tokens=10))
+    first = {"role": "assistant", "content": text}
     asked = ([*begin, first, user("1?")], [*begin, first, user("2+2?")], [user("3=")])
     with ThreadPoolExecutor() as pool:
         said = [first, *pool.map(lambda each: ask(base_url, each, max_tokens=8), asked)]

@@ -87,8 +87,8 @@ def agents(store):
     return agents
 
 
-def begin(agents, number, tokens, follows=0):
-    made = CallMade("", number, tokens, follows, 5, TurnFigures())
+def begin(agents, number, tokens, follows=0, is_streamed=False):
+    made = CallMade("", number, tokens, follows, 5, TurnFigures(), is_streamed)
     call = agents.calls(FIRST).begin(0, agents.tokens(FIRST), made)
     going = continuation(agents[0], 2, call)
     assert (going.max_turn_tokens, going.row_prompt) == (5, [97, 98])
@@ -98,7 +98,7 @@ def begin(agents, number, tokens, follows=0):
 def answer(agents, call, version=4):
     start = len(call.said)
     said = [10 * call.made.number + start]
-    agents.take("x", Part(FIRST, start, version, 1, 0, said, [-1.0], b"", call.branch))
+    return agents.take("x", Part(FIRST, start, version, 1, 0, said, [-1.0], b"", call.branch))
 
 
 def test_an_agents_calls_are_answered_in_any_order_each_in_its_own_sequence(agents, store):
@@ -133,8 +133,8 @@ def test_an_agents_calls_are_answered_in_any_order_each_in_its_own_sequence(agen
 def test_noise_depends_on_how_often_a_call_was_asked_and_waited_for(agents):
     noises = [begin(agents, number, tokens)[1][3] for number, tokens in enumerate([[8], [7], [8]])]
     calls = agents.calls(FIRST)
-    assert calls.drop(0).made.number == 0
-    assert calls.drop(0) is None
+    calls.drop(calls.find(0))
+    assert calls.find(0) is None
     assert begin(agents, 3, [8])[1][3] == noises[0]
     assert begin(agents, 4, [7])[1][3] not in noises
 
@@ -224,3 +224,17 @@ def test_what_is_not_stored_cannot_be_taken_up(in_flight):
     in_flight.add(in_flight.draw())
     with pytest.raises(UserError, match="the log has group 1, but not its prompt"):
         in_flight.restore({0: [], 1: []})
+
+
+def test_an_answer_that_was_read_in_part_is_a_turn_and_what_still_comes_of_it_is_none(agents):
+    a, _ = begin(agents, 0, [7], is_streamed=True)
+    grown = [answer(agents, a) for _ in range(2)]
+    assert [(each.number, each.tokens, each.logprobs) for each in grown] == [
+        (0, [0], [-1.0]), (0, [1], [-1.0]),
+    ]  # fmt: skip
+    end = agents.end_call(FIRST, a.branch, is_over=False).end
+    b, asked = begin(agents, 1, [8], end)
+    assert asked[:2] == ([7], [0, 1, 8])
+    assert answer(agents, a) is None
+    assert b.said == []
+    assert answer(agents, b) is None, "it is not streamed"
