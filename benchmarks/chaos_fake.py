@@ -23,7 +23,7 @@ import msgspec
 from benchmarks import harness
 from rhymeflow.core.coordinator import Coordinator
 from tests.core import invariants
-from tests.fake_run.run import SCHEDULE_NAMES, run_with_faults
+from tests.fake_run.run import NOT_COUNTED, SCHEDULE_NAMES, run_with_faults
 
 RUNS = "chaos-fake-runs.jsonl"
 FAULTS = 100_000
@@ -34,10 +34,9 @@ MEMORY = Path("/dev/shm")
 """A file system in memory, where there is one."""
 LOOK_EVERY = 8
 """So many of the runs, one has its coordinator looked at after each event: that takes longest."""
-NOT_COUNTED = ("messages twice", "messages late")
-"""Faults that are many and small; they have rows of their own and are not in the sum."""
 NOTES = (
-    "Messages are counted apart: what was delivered again, and delays. A run takes no more faults "
+    "Messages are counted apart: what was delivered again, and delays; so are calls that programs "
+    "of an agent no longer wait for. A run takes no more faults "
     "than its seed draws (4 to 40). A `log cut` is a death of the controller with up to 400 kB of "
     "the log that no checkpoint of SQLite had brought into the file."
 )
@@ -54,7 +53,7 @@ class Part(msgspec.Struct):
 
     @property
     def num_faults(self) -> int:
-        """Messages not counted."""
+        """Without what is counted apart."""
         return sum(n for kind, n in self.faults.items() if kind not in NOT_COUNTED)
 
 

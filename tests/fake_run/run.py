@@ -53,6 +53,9 @@ CHANGE_SHARE = 0.3
 
 AGENT_SHARE = 0.25
 """Of runs, those of an agent."""
+IN_AGENTS = "all, in runs of an agent"
+NOT_COUNTED = ("messages twice", "messages late", "call dropped", IN_AGENTS)
+"""What is no fault, or is many and small, or is counted already."""
 
 NO_FAULTS = Rates()
 Look = Callable[[Coordinator], None]
@@ -81,6 +84,9 @@ def run_with_faults(
         check.ended(fake.path, fake.config, fake.seen)
     finally:
         counts.update(world.counts)
+        if config.environment.agent:
+            kinds = world.counts.keys() - {*NOT_COUNTED}
+            counts[IN_AGENTS] += sum(world.counts[kind] for kind in kinds)
 
 
 def configuration(draw: random.Random, schedule: str) -> Config:

@@ -81,7 +81,7 @@ KINDS = {
     *(f"{role} killed" for role in ("environment", "learner", "reward", "rollout")),
     *(f"{role} stopped" for role in ("environment", "learner", "reward", "rollout")),
     *("environment failed", "reward failed", "gradient not finite", "disk full", "log damaged"),
-    *("messages late", "messages twice", "call dropped"),
+    *("messages late", "messages twice", "call dropped", "all, in runs of an agent"),
 }
 
 
