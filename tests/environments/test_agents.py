@@ -320,6 +320,17 @@ def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes,
             assert turn.content == CHAT.decode(growing.tokens, skip_special_tokens=True)
 
 
+def test_all_text_waits_for_calls_that_begin_with_no_tag_in_it_if_there_are_tools():
+    tok = tokenizer(CHATML)
+    tok.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    for tools, sent in (([ADD], ""), ([], "so")):
+        conversations, body = Conversations(Config(), tok), {"messages": [user("add")]}
+        call = read("/v1/chat/completions", json.dumps(body | {"tools": tools}).encode())
+        asking, growing = conversations.asking(call, []), conversations.growing()
+        growing.add(ids(tok, "so"), [-1.0] * 2)
+        assert conversations.begun(call, asking, growing, 0).content == sent
+
+
 def test_a_client_that_stops_reading_ends_the_generation_and_has_read_a_turn(playing):
     play = playing("stops_reading")
     play.begin()
