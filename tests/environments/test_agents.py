@@ -284,23 +284,13 @@ def test_a_stream_is_read_while_it_is_generated(playing):
     assert play.end() is None
 
 
-SAID = [
-    "a",
-    "é",
-    "€",
-    "\ufffd",
-    "<",
-    "<tool",
-    "_call>",
-    "<|tool_",
-    '{"name": "add"}',
-    "</tool_call>",
-]
+CALL = '<tool_call>{"name": "add"}</tool_call>'
+SAID = ["a", "é", "€", "\ufffd", "<", "<tool_", CALL, CALL[:-1]]
 
 
 @given(
     st.lists(st.sampled_from([*SAID, END]), max_size=8),
-    st.lists(st.integers(0, 3), max_size=12),
+    st.lists(st.integers(0, 9), max_size=12),
     st.booleans(),
 )
 def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes, has_tools):
