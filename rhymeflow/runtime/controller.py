@@ -218,7 +218,10 @@ class Controller:
                 self.history.let_draft(self.supervisor.instances[name])
                 self._first.join(message, self.reporter.now)
             case messages.TokensGenerated():
-                self._generated(name, message.parts)
+                for part in message.parts:
+                    self.environments.generated(name, part)
+                    if part.trajectory.group >= 0:
+                        throughput.add(part)
             case events.TrajectoryFinished() | events.TurnEnded() | events.TrajectoryInterrupted():
                 if message.trajectory in self.in_flight:
                     yield self.environments.stopped(message)
@@ -237,13 +240,6 @@ class Controller:
                     yield snapshot
             case _:
                 raise AssertionError(f"unexpected message {message}")
-
-    def _generated(self, name: InstanceId, parts: list[messages.Part]) -> None:
-        for part in parts:
-            if (grew := self.in_flight.take(name, part)) is not None:
-                self.supervisor.environments.send(grew)
-            if part.trajectory.group >= 0:
-                self.reporter.throughput.add(part)
 
     def _joined(self) -> Iterator[Event]:
         for event in self._first.joined(len(self.supervisor.instances), self.reporter.now):

@@ -13,7 +13,7 @@ from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.commands import Route
 from rhymeflow.core.events import Event, GroupCreated
-from rhymeflow.core.types import FinishReason, GroupId, SuiteName, TrajectoryId
+from rhymeflow.core.types import FinishReason, GroupId, InstanceId, SuiteName, TrajectoryId
 from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
@@ -92,6 +92,11 @@ class Environments:
     def continuations(self, route: Route) -> list[messages.Continuation]:
         """Return what the instance needs to continue a response."""
         return [self._in_flight.continuation(route.trajectory)]
+
+    def generated(self, instance: InstanceId, part: messages.Part) -> None:
+        """Take the next tokens of a response; tell them to a program that reads them at once."""
+        if (grew := self._in_flight.take(instance, part)) is not None:
+            self._supervisor.environments.send(grew)
 
     def stopped(self, event: Stopped) -> Stopped:
         """Store a response that its instance has stopped generating, and request what follows.
