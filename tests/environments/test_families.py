@@ -253,9 +253,13 @@ def test_a_conversation_without_its_reasoning_is_the_templates_own(name: str) ->
     begin = [{"role": "user", "content": "2 + 2?"}]
     call = asked(begin)
     asking = conversations.asking(call, [])
-    tokens = ids(tok, thought)
-    logprobs = [-1.0] * len(tokens)
-    turn, _ = conversations.turn(call, asking, tokens, logprobs, end=9, limit=99)
+    tokens, growing = ids(tok, thought), conversations.growing()
+    growing.add(tokens[:-2], [-1.0] * len(tokens[:-2]))
+    begun = conversations.begun(call, asking, growing, 0).content
+    assert begun == ("" if name != "glm4moe" else tok.decode(tokens[:-2]))
+    growing.add(tokens[-2:], [-1.0] * 2)
+    turn, _ = conversations.turn(call, asking, growing, 0, limit=99)
+    assert turn.content.startswith(begun)
     body = dialect_answers.answer(call, [turn], created=0)
     known = [conversations.answered(call, asking, turn, 9)]
     more = [*begin, body["choices"][0]["message"], {"role": "user", "content": "and 3?"}]
