@@ -188,8 +188,9 @@ class Config(Section):
 
     def _verifiers_mistakes(self) -> Iterator[str]:
         """Tasks are played by the Python that has made them."""
-        suites = {f"eval.suites: {each.name}": each for each in self.eval.suites}
-        for where, section in {"data": self.data, **suites}.items():
+        sections: dict[str, DataConfig | EvalSuite] = {"data": self.data}
+        sections |= {f"eval.suites: {each.name}": each for each in self.eval.suites}
+        for where, section in sections.items():
             if self.environment.agent != "verifiers" or section.source is None:
                 continue
             made, plays = section.options.get("python"), self.environment.agent_python
