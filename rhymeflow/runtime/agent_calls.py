@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from rhymeflow.core.types import InstanceId, Version
 from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.store.branches import Asked, stretches
-from rhymeflow.workers.messages import CallMade, EpisodeFailed, Part, TurnAnswered
+from rhymeflow.workers.messages import CallMade, EpisodeFailed, Part, TurnAnswered, TurnGrew
 
 
 @dataclass(slots=True)
@@ -97,6 +97,15 @@ class AgentCalls:
         call = RunningCall(made, branch, noise, whole[:length], whole[length:])
         self.running[branch] = call
         return call
+
+    def take(self, key: str, instance: InstanceId, part: Part) -> TurnGrew | None:
+        """Take the next tokens of a turn; those of a call that is over are dropped. Return what
+        tells them to a program that reads them at once; `key` names the response."""
+        if (call := self.running.get(part.branch)) is None:
+            return None
+        call.take(instance, part)
+        about = key, call.made.number, part.tokens, part.logprobs
+        return TurnGrew(*about) if call.made.is_streamed else None
 
     def end(self, branch: int, start: int, end: int, *, is_free: bool = True) -> None:
         """Note that a call was answered: it and its turn are the response from `start` to `end`. If

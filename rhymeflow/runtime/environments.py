@@ -94,9 +94,8 @@ class Environments:
         return [self._in_flight.continuation(route.trajectory)]
 
     def generated(self, instance: InstanceId, part: messages.Part) -> None:
-        """Take the next tokens of a response; tell them to a program that reads them at once."""
-        if (grew := self._in_flight.take(instance, part)) is not None:
-            self._supervisor.environments.send(grew)
+        """Take the next tokens of a response."""
+        self._in_flight.take(instance, part)
 
     def stopped(self, event: Stopped) -> Stopped:
         """Store a response that its instance has stopped generating, and request what follows.

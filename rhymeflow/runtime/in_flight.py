@@ -32,7 +32,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.runtime.agent_calls import AgentCalls
 from rhymeflow.suites.suite import RUN, SuitePrompts
-from rhymeflow.workers.messages import AnswerCall, Continuation, Part, TurnGrew
+from rhymeflow.workers.messages import AnswerCall, Continuation, Part
 
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -272,30 +272,22 @@ class InFlight:
 
     # -- responses ---------------------------------------------------------------------------
 
-    def take(self, instance: InstanceId, part: Part) -> TurnGrew | None:
-        """Take the next tokens of a response; those of one that is over are dropped. Return what
-        tells them to a program that reads them at once."""
+    def take(self, instance: InstanceId, part: Part) -> None:
+        """Take the next tokens of a response; those of one that is over are dropped. An agent's
+        are `AgentCalls`' to take."""
         if part.trajectory not in self:
-            return None
-        if self._has_agent:
-            call = self.calls(part.trajectory).running.get(part.branch)
-            if call is None:
-                return None
-            call.take(instance, part)
-            about = self.name(part.trajectory), call.made.number, part.tokens, part.logprobs
-            return TurnGrew(*about) if call.made.is_streamed else None
+            return
         open_members, member = self._groups[part.trajectory.group].open, part.trajectory.member
         if member in open_members and open_members[member].parts[0].version != part.version:
             self.seal(part.trajectory)
         if member not in open_members:
             assert part.start == self.num_stored(part.trajectory), (instance, part)
             open_members[member] = Unstored(instance, [part])
-            return None
+            return
         holder, parts = open_members[member]
         assert holder == instance, (holder, instance, part.trajectory)
         assert part.start == parts[-1].start + len(parts[-1].tokens), (instance, part)
         parts.append(part)
-        return None
 
     def seal(self, trajectory: TrajectoryId) -> int:
         """Store a response's open parts as a segment; return its length in tokens."""

@@ -14,7 +14,7 @@ import msgspec
 from rhymeflow.core import events
 from rhymeflow.core.commands import Route
 from rhymeflow.core.events import Event
-from rhymeflow.core.types import TrajectoryId
+from rhymeflow.core.types import InstanceId, TrajectoryId
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.runtime.agent_calls import AgentCalls, RunningCall
 from rhymeflow.runtime.environments import Environments, Reply, Stopped
@@ -59,6 +59,16 @@ class Programs(Environments):
         waiting: list[RunningCall | None] = [*calls.running.values()] or [None]
         group = self._in_flight[route.trajectory.group]
         return [continuation(group, calls.turn + 1, call) for call in waiting]
+
+    def generated(self, instance: InstanceId, part: messages.Part) -> None:
+        """Take the next tokens of a turn; tell them to a program that reads them at once."""
+        if part.trajectory in self._in_flight:
+            calls, key = (
+                self._in_flight.calls(part.trajectory),
+                self._in_flight.name(part.trajectory),
+            )
+            if (grew := calls.take(key, instance, part)) is not None:
+                self._supervisor.environments.send(grew)
 
     def stopped(self, event: Stopped) -> Stopped:
         """Note that a response is on no instance. Return the event with what is stored."""

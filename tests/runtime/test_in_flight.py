@@ -98,7 +98,9 @@ def begin(agents, number, tokens, follows=0, is_streamed=False):
 def answer(agents, call, version=4):
     start = len(call.said)
     said = [10 * call.made.number + start]
-    return agents.take("x", Part(FIRST, start, version, 1, 0, said, [-1.0], b"", call.branch))
+    return agents.calls(FIRST).take(
+        "", "x", Part(FIRST, start, version, 1, 0, said, [-1.0], b"", call.branch)
+    )
 
 
 def test_an_agents_calls_are_answered_in_any_order_each_in_its_own_sequence(agents, store):
