@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_254, "cluster.py": 264, "config": 2_560, "core": 3_826,
+    "calibration.py": 450, "cli": 1_254, "cluster.py": 264, "config": 2_584, "core": 3_826,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_533, "doctor.py": 195, "emulation.py": 251,
     "engine": 4_136,
-    "environments": 4_028, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
+    "environments": 4_288, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
     "memory.py": 445, "models": 2_417, "observe": 3_444, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_392, "sandbox": 408,
+    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_409, "sandbox": 408,
     "sft": 500, "sim": 3_165,
     "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_161, "utils": 1_390, "weights": 1_885,
-    "workers": 2_361,
+    "workers": 2_376,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_588, "tests": 43_879, "benchmarks": 8_490}
+TOTALS = {"rhymeflow": 57_948, "tests": 44_210, "benchmarks": 8_538}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 364
+    assert len(python_files(PACKAGE)) <= 365
 
 
 def test_a_name_is_that_of_one_class():
