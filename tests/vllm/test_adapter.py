@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rhymeflow.config.load import read_config
+from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
@@ -53,11 +54,11 @@ class Adapted:
         self.reader = self.store.handle.open()
         self.vllm = make_engine(self.config, self.reader, "vllm")
 
-    def next_version(self):
+    def next_version(self, *, keep_cache=False):
         version = self.learner.version + 1
         self.learner.train(made_up_batch(seed=version), version - 1)
         checksum = self.store.publish(version, self.learner.rows())
-        pulled = self.vllm.install(self.reader, version, keep_cache=False)
+        pulled = self.vllm.install(self.reader, version, keep_cache=keep_cache)
         assert pulled == (version, checksum)
 
     def answers(self):
@@ -78,7 +79,38 @@ class Adapted:
         return self.learner._policy.score(row)[0].tolist()
 
 
+def names_of_adapters():
+    """A list to which vLLM adds the adapter that each request names, or None."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    names, add = [], LLMEngine.add_request
+
+    def noted(self, *arguments, lora_request=None, **named):
+        names.append(lora_request and lora_request.lora_int_id)
+        return add(self, *arguments, lora_request=lora_request, **named)
+
+    LLMEngine.add_request = noted
+    return names
+
+
+def read_a_long_prompt_anew(rig):
+    """Under each version it is computed once, and kept for the next request: a block is 128 tokens.
+    Keys and values of a request that runs may be kept; those of prompts are of one version."""
+    prompt = [3 + 7 * i % (rig.vocabulary - 3) for i in range(150)]
+    for keep_cache in (False, True):
+        rig.next_version(keep_cache=keep_cache)
+        for computed in (150, 150 - 128):
+            how = Sampling(1.0, 1.0, 0, max_new_tokens=8, stop_token_ids=frozenset())
+            request = Request(0, list(prompt), NoiseKey(0, 0, 0), how)
+            rig.vllm.submit(request)
+            rig.vllm.poll(0.0)
+            assert rig.vllm._scheduled.total_num_scheduled_tokens == computed
+            drain(rig.vllm)
+            assert request.logprobs == pytest.approx(rig.scores([request]), abs=1e-4)
+
+
 def compare_with_the_learner(options):
+    names = names_of_adapters()
     with TemporaryDirectory() as folder:
         rig = Adapted(folder, options)
         seen = []
@@ -94,6 +126,9 @@ def compare_with_the_learner(options):
         assert [each.tokens for each in again] == [each.tokens for each in requests]
         assert sum(each.drafted for each in again) > 0
         rig.vllm.draft_with(None)
+        read_a_long_prompt_anew(rig)
+        assert len(names) > 40, "those of the self-test, too"
+        assert set(names) == {1}, "beside others vLLM gives an adapter to those without"
         if rig.config.rollout.vllm_tensor_parallel_size == 1:
             refuse_what_differs(rig)
         rig.vllm.close()
@@ -104,17 +139,18 @@ def refuse_what_differs(rig):
     """Another model under the adapter, and an adapter that was changed in place."""
     rows = dict(rig.learner.rows())
     rows["base_checksum"] = rows["base_checksum"] + 1
-    rig.store.publish(4, rows)
+    version = rig.learner.version
+    rig.store.publish(version + 1, rows)
     with pytest.raises(ChecksumMismatch, match="under the adapter are not the learner's"):
-        rig.vllm.install(rig.reader, 4, keep_cache=False)
-    rig.store.publish(5, rig.learner.rows())
-    rig.vllm.install(rig.reader, 5, keep_cache=False)
+        rig.vllm.install(rig.reader, version + 1, keep_cache=False)
+    rig.store.publish(version + 2, rig.learner.rows())
+    rig.vllm.install(rig.reader, version + 2, keep_cache=False)
     runner = rig.vllm._llm.model_executor.driver_worker.worker.model_runner
     layer = runner.lora_manager._adapter_manager.modules["model.layers.1.mlp.down_proj"]
     layer.lora_b_stacked[0][0, 0, 0, 0] += 1e-3
-    rig.store.publish(6, rig.learner.rows())
+    rig.store.publish(version + 3, rig.learner.rows())
     with pytest.raises(ChecksumMismatch, match=r"in model\.layers\.1\.mlp\.down_proj .* in place"):
-        rig.vllm.install(rig.reader, 6, keep_cache=False)
+        rig.vllm.install(rig.reader, version + 3, keep_cache=False)
 
 
 @pytest.mark.parametrize(
