@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 514  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_948, "tests": 44_210, "benchmarks": 8_538}
+TOTALS = {"rhymeflow": 57_948, "tests": 44_246, "benchmarks": 8_538}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
