@@ -19,6 +19,8 @@ from rhymeflow.config.section import (
 RUNS = Path("runs")
 """Parent of the run directory of a run without `output_dir`."""
 
+_EARLY = 2 / 3  # share of `save_seconds` after which a version that is evaluated is saved
+
 
 class RunConfig(Section):
     """The run as a whole."""
@@ -99,6 +101,16 @@ class RunConfig(Section):
         """Name of the suite of `best_metric`."""
         suite = self.best_metric.removeprefix("eval/").rpartition("/")[0]
         return suite or "held_out"
+
+    def saves(
+        self, version: int, seconds: float, *, is_evaluated: bool, is_pending: bool
+    ) -> bool:
+        """Whether a checkpoint of `version` is due after so many seconds of training since the last
+        one; `is_evaluated`: it gets `best_metric`, `is_pending`: another is being written."""
+        if self.save_steps and version % self.save_steps == 0:
+            return True
+        least = self.save_seconds * (_EARLY if is_evaluated else 1.0)
+        return 0.0 < least <= seconds and not is_pending
 
     @model_validator(mode="after")
     def _checkpoints_replace_tokens(self) -> Self:

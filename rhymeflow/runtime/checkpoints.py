@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
 
-EARLY = 2 / 3  # fraction of `run.save_seconds` after which a version is saved if it is evaluated
-
 
 class Checkpoints:
     """The checkpoints of a run. `evaluates` tells whether a version gets `run.best_metric`.
@@ -70,13 +68,8 @@ class Checkpoints:
 
     def is_due(self, version: Version) -> bool:
         """Whether to save `version`, which is reached next."""
-        run = self._config
-        if version == self._num_steps or (run.save_steps and version % run.save_steps == 0):
-            return True
-        if not run.save_seconds or self._seconds < run.save_seconds * EARLY or self.is_pending:
-            return False
-        # Save evaluated versions early, so that the best is among the checkpoints.
-        return self._seconds >= run.save_seconds or self._evaluates(version)
+        state = {"is_evaluated": self._evaluates(version), "is_pending": self.is_pending}
+        return version == self._num_steps or self._config.saves(version, self._seconds, **state)
 
     def begin(
         self, version: Version, needed: Collection[Version] | None = None

@@ -13,6 +13,7 @@ from itertools import count
 from math import inf, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from rhymeflow.config.run import RunConfig
 from rhymeflow.core.events import InstanceLeft, LearnerReady, TrajectoryInterrupted
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
@@ -42,8 +43,7 @@ class Recovery:
 
     instance: float  # until a new instance is up; see `FaultsConfig`
     learner: float  # until the learner or the controller is up again
-    save_seconds: float
-    save_steps: int
+    run: RunConfig
     evaluates: Callable[[Version], bool]  # whether a version is evaluated
     detection: float = DETECTION
     store: float = 1.0  # between writes of the tokens in flight, as in real runs

@@ -17,8 +17,6 @@ from rhymeflow.sim.faults import Recovery
 if TYPE_CHECKING:
     from rhymeflow.sim.timeline import TimelineRow
 
-_PATIENCE = 1.5  # a checkpoint waits for an evaluated version until this multiple of `save_seconds`
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -140,12 +138,9 @@ class SimulatedLearner:
         rule = self._recovery
         if rule is None:
             return False
-        if rule.save_steps and version % rule.save_steps == 0:
-            return True
         is_pending = any(at > now for at, _ in self._checkpoints)
-        if not rule.save_seconds or self._unsaved < rule.save_seconds or is_pending:
-            return False
-        return rule.evaluates(version) or self._unsaved >= _PATIENCE * rule.save_seconds
+        state = {"is_evaluated": rule.evaluates(version), "is_pending": is_pending}
+        return rule.run.saves(version, self._unsaved, **state)
 
     def _end(self, batch: _Batch, now: float) -> None:
         """Count the work on the batch, which ends at `now`."""

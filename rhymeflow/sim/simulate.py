@@ -141,8 +141,7 @@ def _recovery(config: Config, plan: Plan) -> Recovery:
     return Recovery(
         instance=faults.instance_seconds,
         learner=faults.learner_seconds,
-        save_seconds=config.run.save_seconds,
-        save_steps=config.run.save_steps,
+        run=config.run,
         evaluates=partial(plan.evaluates, config.run.best_suite),
     )
 

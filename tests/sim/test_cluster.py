@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.config import SimulationConfig
+from rhymeflow.config.run import RunConfig
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
@@ -64,8 +65,7 @@ def a_recovery(rng: random.Random) -> Recovery:
         store=rng.choice([1e6, 0.02, 0.2]),
         checkpoint_copy=rng.choice([0.0, 0.05]),
         checkpoint_write=rng.choice([0.0, 0.3]),
-        save_seconds=rng.choice([0.0, 0.2]),
-        save_steps=rng.choice([0, 0, 2]),
+        run=RunConfig(save_seconds=rng.choice([0.0, 0.2]), save_steps=rng.choice([0, 0, 2])),
         evaluates=lambda version: version % 2 == 0,
     )
 

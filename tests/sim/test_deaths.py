@@ -99,9 +99,9 @@ def test_what_no_checkpoint_has_is_trained_again(
 
 
 def test_checkpoints_are_due_as_in_real_runs(tmp_path):
-    """After `save_seconds` of training for a version that is evaluated, else half as much later."""
+    """After `save_seconds` of training; a version that is evaluated, after two thirds of it."""
     at = FIRST + STEP + 0.1
-    for share, evaluated, retrained in ((0.9, 1, 0), (0.9, 0, 2), (0.6, 0, 0), (1.1, 1, 2)):
+    for share, evaluated, retrained in ((0.9, 0, 0), (1.1, 0, 2), (1.1, 1, 0), (1.6, 1, 2)):
         changes = {"run__save_seconds": share * train_seconds(), "run__eval_steps": evaluated}
         found = died(tmp_path, [Death(at, "learner")], **changes)
         assert found.batches_retrained == retrained, (share, evaluated)
