@@ -13,10 +13,11 @@ from itertools import groupby
 from rhymeflow import build, emulation, memory, placement
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
+from rhymeflow.memory import GB, MemoryPart, ModelSize, total
 from rhymeflow.models.frozen_base import PARTS
 from rhymeflow.placement import Node
 from rhymeflow.profiles import Profile
+from rhymeflow.utils.disk import size_text
 
 TOKEN_BYTES = 10
 """Bytes in the store per generated token: eight for the token and its log-probability

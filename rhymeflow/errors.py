@@ -1,4 +1,4 @@
-"""Errors that users read, and suggestions for unknown names.
+"""Errors that users read, and what their lines are made of.
 
 The command line prints the one line of a `UserError` (bad input) and exits with 2, or that of a
 `RunError` (not caused by the input) and exits with 1. Any other exception is a defect of Rhymeflow
@@ -19,6 +19,12 @@ class RunError(RuntimeError):
 
 class StorageError(RunError):
     """The disk is full, or files of the run are missing or damaged; the message says what to do."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return number and noun, as `1 thread` or `2,000 batches`."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def to_resume(run: object) -> str:

@@ -436,10 +436,3 @@ def shared(config: Config, model: ModelSize) -> float:
 def total(parts: Iterable[MemoryPart]) -> float:
     """Return the sum in bytes."""
     return sum(part.num_bytes for part in parts)
-
-
-def size_text(num_bytes: float) -> str:
-    """Return the size in MB or GB."""
-    if num_bytes < GB:
-        return f"{num_bytes / 1e6:.1f} MB"
-    return f"{num_bytes / GB:.2f} GB"

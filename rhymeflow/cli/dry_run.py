@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import HELD_OUT
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
 from rhymeflow.placement import gpus_here, share_of_cores, with_memory_share
 from rhymeflow.utils.cores import cores_of_ranks
+from rhymeflow.utils.disk import size_text
 
 if TYPE_CHECKING:
     from rhymeflow.check import Checked
@@ -100,10 +101,10 @@ def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
         *(f"  {name:<18} {place}" for name, place in placement(config, model.device)),
         "memory:",
         *(
-            f"  {process:<18} {part.what:<44} {memory.size_text(part.num_bytes):>9}"
+            f"  {process:<18} {part.what:<44} {size_text(part.num_bytes):>9}"
             for process, part in parts
         ),
-        f"  {'total':<63} {memory.size_text(memory.total(part for _, part in parts)):>9}",
+        f"  {'total':<63} {size_text(memory.total(part for _, part in parts)):>9}",
         "  besides: about 0.5 GB for Python and torch in each process",
     ]
     return "\n".join(f"# {line}" for line in lines)
@@ -133,11 +134,6 @@ def placement(config: Config, device: str) -> list[tuple[str, str]]:
     return places
 
 
-def counted(number: int, noun: str) -> str:
-    """Return number and noun, as `1 thread` or `2 processes`."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
-
-
 def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     """Raise `UserError` if disk or shared memory are too small for the model."""
     from rhymeflow import memory
@@ -154,9 +150,9 @@ def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     shared_bytes, directory = memory.shared(config, model), shared_memory.DIRECTORY
     if directory.is_dir() and disk_space.free_bytes(directory) < shared_bytes:
         raise UserError(
-            f"{directory} has {memory.size_text(disk_space.free_bytes(directory))} free, and "
+            f"{directory} has {size_text(disk_space.free_bytes(directory))} free, and "
             "weights and the index of history (drafting.history_tokens) take "
-            f"{memory.size_text(shared_bytes)} there"
+            f"{size_text(shared_bytes)} there"
         )
 
 
@@ -203,7 +199,7 @@ def sft_dry_run(config: Config) -> None:
         *_comments(tokenizer, _parts(samples[0])),
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
         f"{model.name_of_dtype} on {model.device}; weights, gradients and AdamW's moments take "
-        f"{memory.size_text(state_bytes)}, besides activations",
+        f"{size_text(state_bytes)}, besides activations",
     ]
     print("\n".join([*lines, dump_config(config)]), end="")
 

@@ -102,9 +102,7 @@ class RunConfig(Section):
         suite = self.best_metric.removeprefix("eval/").rpartition("/")[0]
         return suite or "held_out"
 
-    def saves(
-        self, version: int, seconds: float, *, is_evaluated: bool, is_pending: bool
-    ) -> bool:
+    def saves(self, version: int, seconds: float, *, is_evaluated: bool, is_pending: bool) -> bool:
         """Whether a checkpoint of `version` is due after so many seconds of training since the last
         one; `is_evaluated`: it gets `best_metric`, `is_pending`: another is being written."""
         if self.save_steps and version % self.save_steps == 0:

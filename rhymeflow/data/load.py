@@ -19,7 +19,7 @@ from rhymeflow.data.files import check_source, read_rows
 from rhymeflow.data.generators import generate, is_generator
 from rhymeflow.data.prompts import Prompt, Row, checked, kind_of
 from rhymeflow.data.stream import MixedStream, PromptStream
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
 
 NUM_CHECKED = 10_000
 """Prompts that are encoded, and so checked, before a run begins; that takes about a second."""
@@ -196,7 +196,7 @@ def _split(config: DataConfig, has_eval_source: bool) -> tuple[list[Row], list[R
     if remaining <= 0:
         raise UserError(
             f"data.eval_size = {num_held_out} leaves nothing to train on: {config.source} has "
-            f"{len(rows)} row{'s' * (len(rows) != 1)}; 0 holds out none"
+            f"{counted(len(rows), 'row')}; 0 holds out none"
         )
     if config.size is not None and config.size > remaining:
         held = f" less {num_held_out} held out" if num_held_out else ""

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
 from rhymeflow.observe import metrics, query, summary
 from rhymeflow.observe.printable import (
     clock,
@@ -325,7 +325,7 @@ def _show_response(
 def _said_of(response: Record) -> str:
     """Reward, length and ending, on one line."""
     reason, ending, step = response["reason"], response["ending"], response["step"]
-    tokens = f"{response['length']} token{'' if response['length'] == 1 else 's'}"
+    tokens = counted(response["length"], "token")
     how = {"stop": "", "length": ", cut at the limit", None: " so far"}.get(reason, f", {reason}")
     end = {"consumed": "not needed", None: "waits"}.get(ending, str(ending))
     reward = "-" if response["reward"] is None else _value(response["reward"])
@@ -356,8 +356,9 @@ def _show_trajectory(response: Record, console: Console) -> None:
 
 def _length(response: Record) -> str:
     if response["length"] is None:
-        return f"{sum(each['length'] for each in response['segments'])} tokens so far"
-    return f"{response['length']} tokens, ended by {response['reason']}"
+        length = sum(each["length"] for each in response["segments"])
+        return f"{counted(length, 'token')} so far"
+    return f"{counted(response['length'], 'token')}, ended by {response['reason']}"
 
 
 def _ending(response: Record) -> str:
@@ -366,7 +367,7 @@ def _ending(response: Record) -> str:
     if response["step"] is None:
         return "aborted: its group did not need it"
     age = response["step"] - 1 - min(each["version"] for each in response["segments"])
-    return f"trained on in step {response['step']}, {age} version{'' if age == 1 else 's'} old"
+    return f"trained on in step {response['step']}, {counted(age, 'version')} old"
 
 
 def _segments(response: Record) -> Table:

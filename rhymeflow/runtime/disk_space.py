@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
+from rhymeflow.utils.disk import size_text
 
 INTERVAL_SECONDS = 60.0  # time between two checks of the disk
 
@@ -29,10 +30,10 @@ class DiskSpace:
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(
-                f"{self._run_dir}: the disk has {_size(free)} free, and the run needs "
-                f"{_size(needed)}: {count} checkpoint{'s' * (count > 1)} of "
-                f"{_size(self._checkpoint_bytes)} (run.save_total_limit = {save_total_limit}) and "
-                "its log; free space, or name a run.output_dir on another disk"
+                f"{self._run_dir}: the disk has {size_text(free)} free, and the run needs "
+                f"{size_text(needed)}: {counted(count, 'checkpoint')} of "
+                f"{size_text(self._checkpoint_bytes)} (run.save_total_limit = {save_total_limit}) "
+                "and its log; free space, or name a run.output_dir on another disk"
             )
 
     def warning(self, now: float) -> str | None:
@@ -47,8 +48,8 @@ class DiskSpace:
         if was_short or not self._is_short:
             return None
         return (
-            f"{self._run_dir}: the disk has {_size(free)} free, less than two checkpoints need "
-            f"({_size(self._checkpoint_bytes)} each): free space, or the run will stop"
+            f"{self._run_dir}: the disk has {size_text(free)} free, less than two checkpoints "
+            f"need ({size_text(self._checkpoint_bytes)} each): free space, or the run will stop"
         )
 
 
@@ -61,7 +62,3 @@ def free_bytes(run_dir: Path) -> int:
     """Return the bytes that this user can still write to the disk of `run_dir`."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.2f} GB"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rhymeflow.config import Config
+from rhymeflow.errors import counted
 from rhymeflow.observe.printable import number, table
 from rhymeflow.sim.audit import Outcome, PublishedStep
 from rhymeflow.sim.cluster import Cluster
@@ -98,11 +99,6 @@ class SimulationResult:
         assert isinstance(console.file, io.StringIO)
         lines = (line.rstrip() for line in console.file.getvalue().splitlines())
         return "\n".join(lines).strip("\n")
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return the number with its noun: `1 device`, `2 devices`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> SimulationResult:
@@ -222,7 +218,7 @@ def _summary(r: SimulationResult) -> Table:
         rows["drafts"] = f"{drafts}; {per_iteration}"
     if r.deaths:
         counts = ", ".join(f"{victim} {count:,}" for victim, count in r.deaths.items())
-        lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch', 'batches')}"
+        lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch')}"
         rows["deaths"] = f"{counts}; {lost} trained again"
     title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps - r.uncounted}"
     grid = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)

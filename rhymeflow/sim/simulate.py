@@ -15,14 +15,14 @@ from pathlib import Path
 from rhymeflow import build, emulation, placement
 from rhymeflow.config import Config
 from rhymeflow.core.plan import Plan
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Death, Devices, Recovery, failures
 from rhymeflow.sim.record import Record
-from rhymeflow.sim.result import SimulationResult, counted, result
+from rhymeflow.sim.result import SimulationResult, result
 from rhymeflow.sim.timeline import Timeline, draw
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as workload_of

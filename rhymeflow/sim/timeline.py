@@ -20,8 +20,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rhymeflow.core.types import Version
+from rhymeflow.errors import counted
 from rhymeflow.observe.plot import unit_of
-from rhymeflow.sim.result import SimulationResult, counted
+from rhymeflow.sim.result import SimulationResult
 
 Kind = Literal["decode", "prefill", "pull", "train", "push", "restore", "idle"]
 

@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import log_metrics
 from transformers.trainer_utils import TrainOutput
 
 from rhymeflow.config import RewardFunction
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, counted
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.callbacks import Rhythm
 from rhymeflow.trainer.trainer import beside, latest
@@ -253,8 +253,7 @@ class GRPOTrainer(Trainer):
         notices, title = [], in_trl(self.config_class).__name__
         if bound := self.config.schedule.bound:
             notices.append(
-                f"training is asynchronous: responses may be {bound} "
-                f"version{'s' * (bound > 1)} old ("
+                f"training is asynchronous: responses may be {counted(bound, 'version')} old ("
                 f"{title}(rhymeflow={{'schedule.name': 'synchronous'}}): none is)"
             )
         if names := self._inputs.by_value:

@@ -118,3 +118,8 @@ def one_line(run_dir: Path) -> Iterator[None]:
         if faults:
             raise faults[-1] from None
         raise
+
+
+def size_text(num_bytes: float) -> str:
+    """Return the size in MB or GB."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.2f} GB"

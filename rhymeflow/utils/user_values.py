@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from rhymeflow.errors import UserError, nearest
+from rhymeflow.errors import UserError, counted, nearest
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -71,7 +71,7 @@ def reward_numbers(result: Any, count: int) -> list[float | None]:
     """Return a reward function's result for `count` responses as a list. The result is a sequence,
     or an array [count] or [count, 1] of NumPy, PyTorch or pandas, which is read by position. Raises
     `ValueError` if it is something else; the message says what."""
-    wanted = f"a list with {count} number{'' if count == 1 else 's'}"
+    wanted = f"a list with {counted(count, 'number')}"
     if hasattr(result, "to_numpy"):  # iterating a data frame would give column names
         result = result.to_numpy()
     is_wrong = isinstance(result, str | bytes | bytearray | memoryview | Mapping | Set)
@@ -82,8 +82,7 @@ def reward_numbers(result: Any, count: int) -> list[float | None]:
     except TypeError:  # a 0-dimensional array has `__len__`, which raises
         raise ValueError(f"returned {shown(result)}, should be {wanted}") from None
     if len(values) != count:
-        problem = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
-        problem += f"response{'' if count == 1 else 's'}"
+        problem = f"returned {counted(len(values), 'reward')} for {counted(count, 'response')}"
         hint = " (with `per: response` each call gets one response)" if count > 1 else ""
         raise ValueError(problem + hint)
     return [reward_number(value) for value in values]

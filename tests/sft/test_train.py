@@ -15,6 +15,7 @@ from rhymeflow.config.load import parse_config
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import digest
+from rhymeflow.utils.disk import size_text
 from tests.characters import save_without_weights
 from tests.runtime.tiny import save_model
 
@@ -146,7 +147,7 @@ def test_an_adapter_is_fine_tuned_asked_and_merged(
     assert sft(*training, "--dry-run") == 0
     config = ModelConfig(name=str(model), dtype="float32", lora=LoraConfig(rank=4))
     size = memory.model_here(Config(model=config)).num_adapter * 4 * 4
-    assert f"AdamW's moments take {memory.size_text(size)}" in capsys.readouterr().out
+    assert f"AdamW's moments take {size_text(size)}" in capsys.readouterr().out
     assert sft(*training) == 0
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert losses[-1] < losses[0] - 0.05  # the head is frozen, and its logits are small
