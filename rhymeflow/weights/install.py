@@ -111,21 +111,16 @@ class Installation:
         self._staging: Staging | None = None
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
-        """Bring the tensors to `want`, or to the newest weights for None, by changes if possible.
-        Raises `ManifestMismatch` if they are not the manifest's, and what the reader raises."""
-        return self._proved(reader, self.pull_part(reader, want))
-
-    def pull_at_least(self, reader: WeightReader, want: Version | None) -> ProvedWeights:
-        """Bring the tensors to `want` or, if it is gone, the newest weights; see `pull`."""
-        return self._proved(reader, or_newer(partial(self.pull_part, reader), want))
-
-    def _proved(self, reader: WeightReader, pulled: PulledParts) -> ProvedWeights:
+        """Bring the tensors to `want` or, if it is gone or for None, to the newest weights, by
+        changes if possible. Raises `ManifestMismatch` if they are not the manifest's, and what the
+        reader raises."""
+        pulled = or_newer(partial(self.pull_part, reader), want)
         self.holds = None  # if they are not the published ones
         self.holds = prove(reader.manifest, [pulled])
         return self.holds
 
     def pull_part(self, reader: WeightReader, want: Version | None) -> PulledParts:
-        """Pull, as `pull` does, what this process has of the tensors; proved elsewhere."""
+        """Pull what this process has of the tensors, of no other weights; proved elsewhere."""
         held, self.holds = self.holds, None
         if isinstance(self._into, Mapping):
             require(reader.manifest, self._into)

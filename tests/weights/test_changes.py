@@ -181,8 +181,8 @@ def test_what_was_fetched_stays_when_the_store_forgets_it(store):
     assert bits(early) == bits(weights(1))
     assert other.update(behind.holds, 6).steps is None, "it was too long ago"
     with pytest.raises(VersionUnavailable):
-        behind.pull(other, 1)
-    assert behind.pull_at_least(other, 1).version == 6
+        behind.pull_part(other, 1)
+    assert behind.pull(other, 1).version == 6
     assert bits(late) == bits(weights(6))
 
 
@@ -220,10 +220,10 @@ def test_two_versions_are_held_whole_and_older_ones_are_not(store):
         assert install(reader, into, want).version == expected
         assert bits(into) == bits(weights(expected))
     with pytest.raises(VersionUnavailable, match=r"version 3; it holds \[1, 2\]"):
-        install(reader, into, 3)
+        Installation(into).pull_part(reader, 3)
     with pytest.raises(VersionUnavailable, match="version 0"):
-        install(reader, into, 0)
-    assert Installation(into).pull_at_least(reader, 0).version == 2
+        Installation(into).pull_part(reader, 0)
+    assert install(reader, into, 0).version == 2
 
 
 @pytest.mark.parametrize("kind", ["objects", "split"])

@@ -137,7 +137,7 @@ def test_a_rank_that_is_lost_leaves_the_version_before(learner, when, rank, monk
         assert Installation(into).pull(learner.handle.open(), want).version == 0
         assert bits(into) == bits(made_up(0))
     with pytest.raises(VersionUnavailable):
-        Installation(into).pull(learner.handle.open(), 1)
+        Installation(into).pull_part(learner.handle.open(), 1)
 
 
 def test_rows_of_a_rank_that_are_others_are_noticed(learner):

@@ -97,7 +97,7 @@ def test_a_pull_during_a_push_gets_the_old_version_whole(store, before, want):
         into = tensors(-1)
         during.append((install(reader, into, want).version, values(into)))
         with pytest.raises(VersionUnavailable, match=rf"{before - 1}; it holds \[{before}\]"):
-            install(reader, into, before - 1)
+            Installation(into).pull_part(reader, before - 1)
 
     store.publish(before + 1, Spy(tensors(3), pull))
     assert during == [(before, {float(before)})]
@@ -217,8 +217,8 @@ def test_a_change_whose_whole_tensors_are_written_over_is_pulled_anew(delta):
 
     reader.update = overtaken
     with pytest.raises(VersionUnavailable):
-        installed.pull(reader, 1)
-    assert installed.pull_at_least(reader, 1).version >= 4
+        installed.pull_part(reader, 1)
+    assert installed.pull(reader, 1).version >= 4
     assert bits(into) == bits(weights(installed.holds.version))
 
 
