@@ -22,6 +22,9 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 INSTALL = "python3 scripts/install_vllm.py"  # command, in a checkout, that creates `.venv-vllm`
 
+_SECONDS = 120
+"""Time that vLLM may take to be imported; usually five seconds."""
+
 _PROBE = """
 import json, sys
 from importlib import metadata
@@ -71,10 +74,20 @@ def _versions(python: str, where: str) -> dict[str, Any]:
     """Return the versions of the distributions in this Python; None for a missing one."""
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise UserError(f"{where}: there is no such program")
-    command = [python, "-c", _PROBE.format(names=[*_NEEDED, *_VLLM])]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    program = _PROBE.format(names=[*_NEEDED, *_VLLM])
+    return printed(python, program, f"{where} does not work as a Python")
+
+
+def printed(python: str, program: str, problem: str) -> dict[str, Any]:
+    """Return the JSON that a program of this Python prints last. Raises `UserError`, which begins
+    with `problem`, if the program fails."""
+    quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    completed = subprocess.run(
+        [python, "-c", program],
+        capture_output=True, text=True, timeout=_SECONDS, check=False, env=quiet,
+    )  # fmt: skip
     if completed.returncode:
         last = completed.stderr.strip().splitlines()[-1:]
-        raise UserError(f"{where} does not work as a Python: {' '.join(last)}")
-    versions: dict[str, Any] = json.loads(completed.stdout)
-    return versions
+        raise UserError(f"{problem}: {' '.join(last)}")
+    found: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
+    return found

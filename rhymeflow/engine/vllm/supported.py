@@ -6,9 +6,6 @@ answer for layers that carry a state, which it keeps in its cache only for model
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import Config
-from rhymeflow.engine.vllm.installed import SUPPORTED
+from rhymeflow.engine.vllm.installed import SUPPORTED, printed
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.families import carries_state, check_vllm
@@ -29,8 +26,6 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 way."""
 _ON_CPUS = ("falcon_h1", "lfm2")
 """Types with such layers whose log-probabilities in vLLM on CPUs tests compare."""
-_SECONDS = 120
-"""Time that vLLM may take to be imported; usually five seconds."""
 _ASK = """
 import json
 from rhymeflow.engine.vllm.supported import known_models
@@ -108,13 +103,5 @@ def check_adapted(config: Config, hf_config: PreTrainedConfig) -> None:
 
 def ask(config: Config) -> dict[str, str]:
     """Return `known_models` of the Python that the rollout instances run under."""
-    command = [config.rollout.python or sys.executable, "-c", _ASK]
-    quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    completed = subprocess.run(
-        command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=quiet
-    )
-    if completed.returncode:
-        last = completed.stderr.strip().splitlines()[-1:]
-        raise UserError(f"rollout.engine = 'vllm': vLLM cannot be imported: {' '.join(last)}")
-    known: dict[str, str] = json.loads(completed.stdout.splitlines()[-1])
-    return known
+    problem = "rollout.engine = 'vllm': vLLM cannot be imported"
+    return printed(config.rollout.python or sys.executable, _ASK, problem)
