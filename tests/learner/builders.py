@@ -1,6 +1,7 @@
 """Tiny models and made-up batches that the learner's tests share."""
 
 import random
+from collections.abc import Mapping
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -120,6 +121,14 @@ def gradients(learner: Learner, batch: list[Sample]) -> tuple[dict[str, torch.Te
     metrics = learner.train(batch, 0)
     optimizer.step = real
     return kept, metrics
+
+
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in tensors.items()}
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(each, other[name]) for name, each in one.items())
 
 
 def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:

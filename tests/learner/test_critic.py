@@ -17,7 +17,7 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.packing import pack
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
-from tests.learner.builders import close, made_up_batch, tiny_learner, tiny_model
+from tests.learner.builders import close, copied, equal, made_up_batch, tiny_learner, tiny_model
 from tests.refused import refusal
 
 
@@ -36,14 +36,6 @@ def head_of(learner: Learner) -> torch.Tensor:
 
 def critics(learner: Learner) -> dict[str, torch.Tensor]:
     return learner._critic.optimizer._parameters
-
-
-def copied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: each.detach().clone() for name, each in weights.items()}
-
-
-def equal(one: dict, other: dict) -> bool:
-    return all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
 def test_values_advantages_and_gradients_are_those_of_a_slow_formula() -> None:

@@ -13,13 +13,6 @@ from tests.learner.builders import learner_config
 CORRECTIONS = ["none", "tis", "decoupled"]
 
 
-def test_epsilon_high_none_is_epsilon():
-    inputs = TokenInputs(*(torch.tensor(x) for x in ([1.0], [1.0], [0.0])))
-    config = learner_config(epsilon=0.1, epsilon_high=None, off_policy_correction="none")
-    loss = token_losses(torch.tensor([math.log(1.15)]), inputs, config)
-    torch.testing.assert_close(loss, torch.tensor([-1.1]))
-
-
 def test_mismatch_is_zero_for_one_policy_and_right_for_another():
     same = torch.tensor([-1.0, -2.0])
     kl, ratio = mismatch(same, same)

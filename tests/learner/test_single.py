@@ -15,6 +15,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from tests.learner.builders import (
     close,
+    equal,
     gradients,
     learner_config,
     made_up_batch,
@@ -28,14 +29,6 @@ def same_metrics(found: dict, expected: dict, **tolerance: float) -> None:
     for name in expected.keys() - {"step_time"}:
         near = pytest.approx(expected[name], **(tolerance or {"rel": 1e-4, "abs": 1e-6}))
         assert found[name] == near, name
-
-
-def copied(learner) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in learner.rows().items()}
-
-
-def equal(one: dict, other: dict) -> bool:
-    return all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
 def test_samples_without_advantage_are_measured_but_not_differentiated():
