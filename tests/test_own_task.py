@@ -2,7 +2,6 @@
 
 # ruff: noqa: E501 (the tables of mistakes read best with one a line)
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -51,7 +50,6 @@ def made(tmp_path_factory):
     write_csv(folder / "sums.csv", ROWS)
     (folder / "judges.py").write_text(JUDGES)
     (folder / "helpers.py").write_text("")
-    (folder / "raises.py").write_text("def f(completions): ...\nraise ValueError('boom\\nbang')\n")
     (folder / "broken.py").write_text("def f(:\n")
     return folder
 
@@ -69,11 +67,6 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def changed(path: str, **values: Any) -> None:
-    """Change a JSON file's entries."""
-    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | values))
 
 
 def with_(**options: str) -> list[str]:
@@ -102,8 +95,6 @@ def mistake(folder, refused):
 
 AT_ONCE = {
     "no such file": (with_(data="sum.csv"), "data.source: there is no file or directory sum.csv"),
-    "a hub dataset": (with_(data="openai/gsm8k"), "saved by `save_to_disk(DIR)`"),
-    "a kind of file": (with_(data="judges.py"), "judges.py is of an unknown kind: known are"),
     "no such model": (with_(model="./modle"), "model.name = './modle': no such directory"),
     "no model in it": (with_(model="."), "holds no model (neither a config.json nor a GGUF"),
     "no colon": (with_(reward="X"), "reward function X: no built-in has this name; there are: "),
@@ -113,7 +104,6 @@ AT_ONCE = {
     "one option alone": (["train", "--data", "sums.csv"], "--model and --reward must be given too"),
     "nothing": (["train"], "a YAML file, or a task of"),
     "options of a file": ([*ONE_LINE, "--data.options", "{foo: 1}"], "options are for reasoning_"),
-    "strategy": ([*ONE_LINE, "--schedule.routing", "watrfall"], "did you mean waterfall?"),
     "history": ([*ONE_LINE, "--history", "nowhere"], "drafting.history_run: nowhere: no such"),
     "two names": ([*ONE_LINE, "--reward.functions", "[]"], "two names of one field"),
     "underscore": ([*ONE_LINE, "--dry_run"], "did you mean --dry-run?"),
@@ -137,37 +127,20 @@ def rewritten(rows: list[dict[str, Any]]) -> Callable[[], None]:
     return lambda: write_csv(Path("sums.csv"), rows)
 
 
-def no_end() -> None:
-    for name in ("config", "generation_config", "tokenizer_config"):
-        changed(f"model/{name}.json", eos_token_id=None, eos_token=None)
-
-
-def chat() -> None:
-    Path("sums.csv").unlink()
-    row = {"prompt": [{"role": "user", "content": "1+1?"}], "answer": 2}
-    Path("sums.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row))
-
-
 def half_the_weights() -> None:
     path = Path("model/model.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
 
 
 LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
-    "column of the prompt": (rewritten([{"question": "1+1?", "answer": "2"}] * 2), ONE_LINE, "sums.csv:2: no column 'prompt'; data.prompt_column names the one that holds the prompt; there are: answer, question"),
-    "one row": (rewritten(ROWS[:1]), ONE_LINE, "data.eval_size = 1 leaves nothing to train on: sums.csv has 1 row; 0 holds out none"),
     "column of the reward": (dict, with_(reward="judges.py:gold"), "sums.csv:2: reward function judges.py:gold: takes an argument 'gold', and the data has no such column; there are: answer"),
-    "import": (dict, with_(reward="raises.py:f"), "importing it raised ValueError: boom bang (raises.py:2)"),
     "dotted": (dict, with_(reward="helpers.f"), "reward function helpers.f: "),
     "long prompt": (rewritten([*ROWS, {"prompt": "1" * 120, "answer": ""}, *ROWS]), ONE_LINE, "sums.csv:42: the prompt is 120 tokens long; the model's context, less rollout.max_completion_length, leaves 116"),
     "response": (dict, ONE_LINE, "rollout.max_completion_length = 512 leaves no room for a prompt in the model's context of 128"),
-    "no template": (chat, with_(data="sums.jsonl"), "sums.jsonl:1: the prompt is a list of messages, but the model's tokenizer has no chat template"),
-    "no end": (no_end, ONE_LINE, "names no end-of-sequence token"),
     "no tokenizer": (lambda: [each.unlink() for each in Path("model").glob("tokenizer*")], ONE_LINE, "model.name = 'model': the tokenizer cannot be loaded from model: "),
     "no weights": (lambda: Path("model/model.safetensors").unlink(), ONE_LINE, "model holds no weights"),
     "a pointer": (lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com"), ONE_LINE, "model.safetensors is a Git LFS pointer"),
     "half the weights": (half_the_weights, ONE_LINE, "the weights cannot be loaded from model: "),
-    "options": (dict, ["train", "demo", "--data.options", "{foo: 1}"], "data.options: recipe:demo: takes no option 'foo'; there are: max_terms, median_terms, min_terms"),
 }  # fmt: skip
 
 
