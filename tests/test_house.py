@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_254, "cluster.py": 264, "config": 2_584, "core": 3_826,
+    "calibration.py": 450, "cli": 1_254, "cluster.py": 265, "config": 2_594, "core": 3_826,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_533, "doctor.py": 195, "emulation.py": 251,
     "engine": 4_136,
     "environments": 4_288, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
@@ -23,7 +23,7 @@ ROOMS = {
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 514  # lines of all other files at the first level together
+ELSEWHERE = 519  # lines of all other files at the first level together
 
 TOTALS = {"rhymeflow": 57_948, "tests": 44_246, "benchmarks": 8_538}
 
