@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_254, "cluster.py": 265, "config": 2_594, "core": 3_826,
-    "cpu": 1_058, "dashboard": 1_740, "data": 1_533, "doctor.py": 195, "emulation.py": 251,
+    "calibration.py": 441, "cli": 1_246, "cluster.py": 265, "config": 2_594, "core": 3_743,
+    "cpu": 1_022, "dashboard": 1_702, "data": 1_533, "doctor.py": 191, "emulation.py": 251,
     "engine": 4_136,
-    "environments": 4_288, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_329,
-    "memory.py": 445, "models": 2_417, "observe": 3_444, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 552, "reward": 1_010, "runtime": 5_409, "sandbox": 408,
-    "sft": 500, "sim": 3_165,
-    "store": 2_643, "suites": 351, "trainer": 1_050, "trl": 1_161, "utils": 1_390, "weights": 1_885,
+    "environments": 4_288, "evaluation": 347, "export": 705, "histospec": 1_997, "learner": 4_254,
+    "memory.py": 438, "models": 2_417, "observe": 3_388, "placement.py": 140, "pool.py": 542,
+    "profiles": 122, "recipes": 538, "reward": 990, "runtime": 5_399, "sandbox": 404,
+    "sft": 485, "sim": 3_129,
+    "store": 2_600, "suites": 345, "trainer": 1_013, "trl": 1_160, "utils": 1_389, "weights": 1_825,
     "workers": 2_376,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 519  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_948, "tests": 44_246, "benchmarks": 8_538}
+TOTALS = {"rhymeflow": 57_934, "tests": 44_189, "benchmarks": 8_538}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
