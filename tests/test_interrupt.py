@@ -88,6 +88,24 @@ def test_the_exit_code_is_130_where_python_would_end_by_the_signal(tmp_path):
     assert done.returncode == 130
 
 
+def test_ctrl_c_while_the_command_is_still_imported():
+    text = """if True:
+        import sys
+        class Struck:
+            def find_spec(self, name, path, target=None):
+                if name == "rhymeflow.errors":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Struck())
+        from rhymeflow.cli import main
+        sys.exit(main(["doctor"]))
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{PACKAGE}/.."}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "rhymeflow: interrupted\n")
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_of_an_evaluation(tmp_path):
     process = Command("eval", "recipe:demo", "--n", "64", cwd=tmp_path)

@@ -5,4 +5,17 @@ the disk is full; 130 after Ctrl-C; 141 if the reader of a pipe has ended. A def
 traceback. A command imports what it needs when it is called, so that `rhymeflow --help` is quick.
 """
 
-from rhymeflow.cli.dispatch import main as main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        from rhymeflow.cli import dispatch  # takes a tenth of a second, in which Ctrl-C may come
+    except KeyboardInterrupt:
+        print("rhymeflow: interrupted", file=sys.stderr)
+        return 130
+    return dispatch.main(arguments)
