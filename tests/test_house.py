@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_246, "cluster.py": 265, "config": 2_594, "core": 3_743,
+    "calibration.py": 441, "cli": 1_259, "cluster.py": 265, "config": 2_594, "core": 3_743,
     "cpu": 1_022, "dashboard": 1_702, "data": 1_533, "doctor.py": 191, "emulation.py": 251,
     "engine": 4_136,
     "environments": 4_288, "evaluation": 347, "export": 705, "histospec": 1_997, "learner": 4_254,
@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 519  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_934, "tests": 44_189, "benchmarks": 8_538}
+TOTALS = {"rhymeflow": 57_947, "tests": 44_207, "benchmarks": 8_538}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
