@@ -15,7 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         from rhymeflow.cli import dispatch  # takes a tenth of a second, in which Ctrl-C may come
+
+        return dispatch.main(arguments)
     except KeyboardInterrupt:
         print("rhymeflow: interrupted", file=sys.stderr)
+        exec("")  # else, of a signal inside of an `exec`, `python -m` would end by the signal
         return 130
-    return dispatch.main(arguments)

@@ -25,7 +25,7 @@ from rhymeflow.utils import stopping
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; Ctrl-C is the caller's."""
     try:
         with stopping.as_interrupts():
             _dispatch(list(sys.argv[1:] if arguments is None else arguments))
@@ -43,10 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("rhymeflow: interrupted", file=sys.stderr)
-        exec("")  # else, of a signal inside of an `exec`, `python -m` would end by the signal
-        return 130
 
 
 def _is_output_closed() -> bool:
