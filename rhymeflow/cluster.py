@@ -73,7 +73,7 @@ def model_of(config: Config) -> ModelSize:
 def adapted(profile: Profile, config: Config) -> Profile:
     """Return the profile with the costs of the configuration's adapter, if it has one.
 
-    Of the eight operations on a weight for each token, one without a gradient takes six. The
+    Of the six operations on a weight for each token, one without a gradient takes four. The
     optimizer's traffic, and what is published and pulled, are the adapter's; the learner, and the
     native engine, also hash a part of the weights under it.
     """
@@ -81,7 +81,7 @@ def adapted(profile: Profile, config: Config) -> Profile:
         return profile
     model = memory.model_on_gpus(config)
     share = model.num_adapter / model.num_parameters
-    train_token = (6 / 8 + share) * profile.train_token
+    train_token = (4 / 6 + share) * profile.train_token
     is_hashed = config.rollout.engine == "native"
     return replace(
         profile,

@@ -236,7 +236,7 @@ def test_devices_that_do_not_train_are_instances():
     assert (config.rollout.num_instances, config.emulation.train_devices) == (5, 11)
     assert config.rollout.max_kv_tokens == 2577
     assert emulation.resolved(config) == config
-    assert emulation.pace_of(config).cost.train_token == pytest.approx(100 * 0.0009054 / 11)
+    assert emulation.pace_of(config).cost.train_token == pytest.approx(100 * 0.0006791 / 11)
 
 
 def test_in_turn_all_devices_generate_and_train():

@@ -66,7 +66,7 @@ def test_decode_fits_are_the_published_ones_and_the_rest_follows_from_hardware_a
     implied = 2 * active / (devices * H20_FLOPS * profile.k3)
     assert f"{implied:.2f}" in profile.source
     assert 0.3 < implied < 1
-    assert profile.train_token == pytest.approx(8 * active / (H20_FLOPS * utilisation), rel=1e-3)
+    assert profile.train_token == pytest.approx(6 * active / (H20_FLOPS * utilisation), rel=1e-3)
     # Reading cache and weights (of a mixture, the active part) is not faster than the memory.
     assert profile.k1 > kv_bytes / (devices * H20_BANDWIDTH)
     assert profile.k2 + profile.k4 > 2 * active / (devices * H20_BANDWIDTH)
@@ -79,7 +79,7 @@ def follows(profile, kv_bytes, parameters, devices, memory):
     assert profile.devices_per_instance == devices
     assert profile.kv_capacity == pytest.approx(room / kv_bytes, rel=1e-3)
     assert profile.prefill_token == profile.k3  # the utilisation that k3 implies
-    assert profile.measure_token == pytest.approx(profile.train_token / 4, rel=1e-3)  # 2 of 8 FLOPs
+    assert profile.measure_token == pytest.approx(profile.train_token / 3, rel=1e-3)  # 2 of 6 FLOPs
     assert profile.push == pytest.approx(4 * 2 * parameters / BYTES_32B, rel=1e-3)
     assert profile.pull == pytest.approx(2 * 2 * parameters / BYTES_32B, rel=1e-3)
 
@@ -102,7 +102,7 @@ def test_the_h800_follows_from_the_h20_and_the_data_sheets(name):
     # The kink is where arithmetic takes as long as reading the weights at full bandwidth.
     reading = 2 * parameters / (devices * H800_BANDWIDTH)
     assert (profile.k2 - profile.c) / profile.k3 == pytest.approx(reading / profile.k3, rel=1e-3)
-    assert profile.train_token == pytest.approx(8 * parameters / (H800_FLOPS * 0.4), rel=1e-3)
+    assert profile.train_token == pytest.approx(6 * parameters / (H800_FLOPS * 0.4), rel=1e-3)
     assert profile.train_step == 0
     for said in (f"{kv_bytes}", f"{k1:g}", f"{k2:g}", f"{parameters / 1e9:.2f}e9", "Nothing here"):
         assert said in profile.source

@@ -94,12 +94,12 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
 
 
 def test_an_adapter_has_costs_of_its_own() -> None:
-    """Six operations a weight and token, eight for the adapter's; vLLM reads its bytes alone."""
+    """Four operations a weight and token, six for the adapter's; vLLM reads its bytes alone."""
     config = read_config("qwen3_8b_1gpu")
     profile, model = profiles.load(config.schedule.cost_model), model_of("qwen3_8b_1gpu")
     whole, own = model.num_parameters, model.num_adapter
     found = plan.adapted(profile, config)
-    train = profile.train_token * (6 * whole + 8 * own) / (8 * whole)
+    train = profile.train_token * (4 * whole + 6 * own) / (6 * whole)
     assert found.train_token == pytest.approx(train)
     assert found.measure_token == profile.measure_token
     assert found.pull == pytest.approx(profile.pull * own / whole)

@@ -36,7 +36,7 @@ def run_fast(hardware, commands, responses):
         find=responses.__getitem__, published=lambda: published[0],
     )  # fmt: skip
     reported: list[tuple[float, Event]] = []
-    events = 0
+    now, events = 0.0, 0
     queue = list(commands)
     while queue or instance.next < inf:
         if queue and queue[0][0] <= instance.next:
@@ -50,7 +50,7 @@ def run_fast(hardware, commands, responses):
         events += 1
         assert 0 <= instance.snapshot(now).kv_tokens <= hardware.kv_capacity
     assert not [*instance._batch.running, *instance._batch.waiting]
-    assert instance.snapshot(reported[-1][0]).kv_tokens == 0
+    assert instance.snapshot(now).kv_tokens == 0
     assert instance._batch._owed == 0
     return instance, [f for f in reported if not isinstance(f[1], Snapshot)], events
 

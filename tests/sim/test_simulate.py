@@ -219,7 +219,7 @@ def test_an_adapter_takes_its_own_bytes_and_no_gradient_of_what_is_under_it(tmp_
     model = memory.model_on_gpus(config)
     share = model.num_adapter / model.num_parameters
     tokens = train_seconds() - PROFILE.train_step
-    training = PROFILE.train_step * share + tokens * (6 / 8 + share)
+    training = PROFILE.train_step * share + tokens * (4 / 6 + share)
     moved = (PROFILE.push + PROFILE.pull) * (share + 1 / 16)  # a part of the model is hashed
     step = rollout_seconds() + training + moved
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
