@@ -355,8 +355,7 @@ def batches(filling: Filling, start: float, end: float) -> list[dict[str, Any]]:
 
 def _counts(times: Sequence[float], edges: NDArray[np.float64]) -> list[int]:
     """How many of these times are not after each edge."""
-    found: list[int] = np.searchsorted(np.sort(times), edges, "right").tolist()
-    return found
+    return np.searchsorted(np.sort(times), edges, "right").tolist()
 
 
 def lanes(window: Window, start: float, end: float) -> list[dict[str, Any]]:
@@ -390,8 +389,7 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     begun = np.searchsorted(starts, edges, "right")
     last = np.maximum(begun - 1, 0)
     covered = lengths[begun] - np.where(begun > 0, np.maximum(ends[last] - edges, 0.0), 0.0)
-    parts: NDArray[np.float64] = np.diff(covered) / np.diff(edges)
-    return parts
+    return np.diff(covered) / np.diff(edges)
 
 
 def _latest(run: Run, timeline: RunTimeline) -> dict[str, Any] | None:

@@ -73,8 +73,7 @@ def _read_bytes(path: Path, field: str) -> bytes:
         opener = partial(pyarrow.input_stream, compression="zstd")
     try:
         with opener(str(path)) as file:
-            contents: bytes = file.read()
-            return contents
+            return file.read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{field}: {path} cannot be read: {what}") from None

@@ -97,8 +97,7 @@ def _message(value: Any, where: str) -> Message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
             raise UserError(f"{where}: {key!r} should be text, is {shown(message[key])}")
-    converted: Message = plain(message, where)
-    return converted
+    return plain(message, where)
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:

@@ -94,8 +94,7 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     sections = environment_sections(config).values()
     names = [each.environment for section in sections for each in section.classes]
     names += config.environment.tools
-    schemas: dict[SuiteName, Tools] = call_in_process(all_tool_schemas, config, names)
-    return schemas
+    return call_in_process(all_tool_schemas, config, names)
 
 
 def check_names(config: Config) -> None:

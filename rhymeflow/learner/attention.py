@@ -215,5 +215,4 @@ def branches(sequences: Sequence[np.ndarray], num_tokens: int) -> list[int]:
 @cache
 def _compiled() -> Callable[..., Any]:
     """Compile FlexAttention, which is slow otherwise; once per process, for all shapes."""
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
-    return compiled
+    return torch.compile(flex_attention, dynamic=True)

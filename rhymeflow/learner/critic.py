@@ -120,8 +120,7 @@ class Critic:
             hidden_RD = self._scorer.hidden(row).float()
             return nn.functional.linear(hidden_RD, head.weight.float())[:, 0]
 
-        value_R: Tensor = self._scorer.forward(work)
-        return value_R
+        return self._scorer.forward(work)
 
     @staticmethod
     def _of(micro: MicroBatch, parts: Sequence[np.ndarray]) -> Tensor:

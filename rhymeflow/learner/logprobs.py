@@ -73,8 +73,7 @@ class TokenScorer:
     @torch.no_grad()
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
-        scores: tuple[Tensor, Tensor] = self.forward(lambda: self._score(row))
-        return scores
+        return self.forward(lambda: self._score(row))
 
     def backward(
         self,
@@ -168,17 +167,15 @@ class TokenScorer:
                 position_ids=self._tensor(row.positions_T)[None],
                 use_cache=False,
             ).last_hidden_state
-        hidden_RD: Tensor = hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
-        return hidden_RD
+        return hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
 
     def _head(
         self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor, further: Any = None
     ) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
-        scores: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+        return _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden_CD, head.weight, head.bias, lm_head, targets_C, self.rollout, further
         )
-        return scores
 
     def _chunks(self, row: PackedRow) -> Iterator[slice]:
         for start in range(0, len(row.targets_R), self.chunk_size):
@@ -296,8 +293,7 @@ def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
     if x_CV.device.type != "cpu":
         return (array,)
     threads = torch.get_num_threads()
-    parts: tuple[Tensor, ...] = array.split(max(threads, threads * _PART // x_CV.shape[1]))
-    return parts
+    return array.split(max(threads, threads * _PART // x_CV.shape[1]))
 
 
 # -- Gradient checkpointing ------------------------------------------------------------------------

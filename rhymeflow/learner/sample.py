@@ -70,8 +70,7 @@ class Sample:
 def owners(batch: Sequence[Sample]) -> np.ndarray:
     """Return the number of each sample's response, in the order of the batch, int64 [N]."""
     begins = np.array([sample.sequence == 0 for sample in batch], dtype=np.int64)
-    numbers: np.ndarray = np.cumsum(begins) - 1
-    return numbers
+    return np.cumsum(begins) - 1
 
 
 def first_sequences(batch: Sequence[Sample]) -> list[Sample]:
@@ -81,5 +80,4 @@ def first_sequences(batch: Sequence[Sample]) -> list[Sample]:
 
 def by_response(batch: Sequence[Sample], values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the sum of the values of each response's samples."""
-    sums: np.ndarray = np.bincount(owners(batch), weights=np.asarray(values, dtype=np.float64))
-    return sums
+    return np.bincount(owners(batch), weights=np.asarray(values, dtype=np.float64))

@@ -69,8 +69,7 @@ class ModelTeacher:
             return work(logits)
         with torch.no_grad():
             if self.is_sharded:  # the head is whole on this rank while this runs
-                result: Result = scorer.forward(inside)
-                return result
+                return scorer.forward(inside)
             scorer.forward(body)
         return work(logits)
 

@@ -46,8 +46,7 @@ def _num_embeddings(config: ModelConfig) -> int | None:
         return None
     with explained(source):
         fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
-    count: int | None = fields.get("text_config", fields).get("vocab_size")
-    return count
+    return fields.get("text_config", fields).get("vocab_size")
 
 
 def max_length(config: ModelConfig) -> int:

@@ -166,8 +166,7 @@ def _smoothed(y: Values, count: int, weights: Values) -> Values:
     sums, total = (np.concatenate([[0.0], np.cumsum(each)]) for each in (y * weights, weights))
     ends = np.arange(1, len(y) + 1)
     starts = np.maximum(ends - count, 0)
-    smoothed: Values = (sums[ends] - sums[starts]) / np.maximum(total[ends] - total[starts], 1e-9)
-    return smoothed
+    return (sums[ends] - sums[starts]) / np.maximum(total[ends] - total[starts], 1e-9)
 
 
 def mean(curves: Sequence[Curve]) -> Curve | None:

@@ -70,13 +70,11 @@ class RemoteTrajectoryReader:
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of one SQL statement."""
-        rows: list[tuple[Any, ...]] = self.ask("query", statement, values)
-        return rows
+        return self.ask("query", statement, values)
 
     def attempts(self) -> list[Attempt]:
         """Return the attempts at this run, in order."""
-        attempts: list[Attempt] = self.ask("attempts")
-        return attempts
+        return self.ask("attempts")
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]

@@ -187,8 +187,7 @@ class TrajectoryReader:
         # numbered 1, 2, ..., so the number of those up to `event` is the number of the last.
 
         def event_of(command: int) -> int:
-            event: int = self.query("SELECT event FROM commands WHERE seq = ?", command)[0][0]
-            return event
+            return self.query("SELECT event FROM commands WHERE seq = ?", command)[0][0]
 
         return bisect_right(range(1, last + 1), event, key=event_of)
 
@@ -296,5 +295,4 @@ def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
 
 
 def _unpacked(blob: bytes, dtype: str) -> list[Any]:
-    numbers: list[Any] = np.frombuffer(blob, dtype).tolist()
-    return numbers
+    return np.frombuffer(blob, dtype).tolist()

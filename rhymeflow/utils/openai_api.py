@@ -35,8 +35,7 @@ def asking(
             try:
                 http_request = urllib.request.Request(url, body, headers)
                 with urllib.request.urlopen(http_request, timeout=timeout) as response:
-                    answer: dict[str, Any] = json.load(response)
-                    return answer
+                    return json.load(response)
             except urllib.error.HTTPError as error:
                 what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
                 is_last = error.code not in RETRIED_CODES

@@ -81,8 +81,7 @@ def free(name: str) -> None:
 
 def open_descriptor(name: str, flags: int) -> int:
     """Open the memory as a file, which the caller must close with `os.close`."""
-    descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
-    return descriptor
+    return _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
 
 
 def whole_lines(num_bytes: int) -> int:

@@ -204,7 +204,7 @@ def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]
 def _callable(value: Any, where: str) -> Callable[..., Any]:
     if not callable(value):
         raise UserError(f"{where}: is a {type(value).__name__}, not a function")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _file_module(path: Path, where: str) -> ModuleType:

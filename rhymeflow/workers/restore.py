@@ -48,8 +48,7 @@ TeacherPrompts = Callable[[GroupId], list[int]]
 def published(reader: Reader) -> Version:
     """Return the last published version; 0 if none was trained."""
     rows = reader.query(PUBLISHED)
-    version: Version = rows[0][0] if rows else 0
-    return version
+    return rows[0][0] if rows else 0
 
 
 def skipped_in_a_row(reader: Reader) -> int:

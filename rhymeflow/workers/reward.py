@@ -49,8 +49,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 def decoder(tokenizer: Tokenizer, config: Config) -> Callable[[list[int]], str]:
     """Return what makes text of token ids, for reward functions."""
     skips = config.rollout.skip_special_tokens
-    decode: Callable[[list[int]], str] = partial(tokenizer.decode, skip_special_tokens=skips)
-    return decode
+    return partial(tokenizer.decode, skip_special_tokens=skips)
 
 
 Prompt = str | list[dict[str, Any]]

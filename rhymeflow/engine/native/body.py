@@ -51,8 +51,7 @@ class Modules:
         products = self._products if self._products.has_any else nullcontext()
         with attending(row_attention), products:
             out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
-        hidden_TD: Tensor = out.last_hidden_state[0]
-        return hidden_TD
+        return out.last_hidden_state[0]
 
     def refresh(self) -> None:
         """Repack the model's weights after they changed in place."""

@@ -89,5 +89,4 @@ def printed(python: str, program: str, problem: str) -> dict[str, Any]:
     if completed.returncode:
         last = completed.stderr.strip().splitlines()[-1:]
         raise UserError(f"{problem}: {' '.join(last)}")
-    found: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
-    return found
+    return json.loads(completed.stdout.splitlines()[-1])

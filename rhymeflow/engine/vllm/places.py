@@ -48,8 +48,7 @@ class Piece(NamedTuple):
     def of(self, target: Tensor) -> Tensor:
         """Return its place in the target; a single number has a row."""
         here = slice(self.into, self.into + self.size)
-        part: Tensor = torch.atleast_1d(target)[(slice(None),) * self.axis + (here,)]
-        return part
+        return torch.atleast_1d(target)[(slice(None),) * self.axis + (here,)]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +65,7 @@ class Target:
 
     def tensor(self) -> Tensor:
         """Return the current parameter."""
-        parameter: Tensor = getattr(self.layer, self.attribute)
-        return parameter
+        return getattr(self.layer, self.attribute)
 
 
 @dataclass(slots=True)

@@ -274,8 +274,7 @@ class VllmEngine:
 
     def _call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of `WorkerExtension` in every worker; return what each returned."""
-        results: list[Any] = self._llm.collective_rpc(method, args=args)
-        return results
+        return self._llm.collective_rpc(method, args=args)
 
     def _remember_schedules(self) -> None:
         """Store the output of each call of vLLM's scheduler in `_scheduled`."""

@@ -43,8 +43,7 @@ class WorkerExtension:
 
     def rhymeflow_samples(self) -> int:
         """Return how often our sampler was called; V1 only."""
-        calls: int = self.model_runner.sampler.num_calls
-        return calls
+        return self.model_runner.sampler.num_calls
 
     def rhymeflow_join(self, join: Callable[[], None]) -> None:
         """Join the engine's process in sharing objects, if the worker is in another."""

@@ -46,8 +46,7 @@ def length_weighted(reward_G: np.ndarray, length_G: np.ndarray) -> np.ndarray:
     2505.23585)."""
     if is_flat(reward_G.tolist()) or not length_G.any():
         return np.zeros_like(reward_G)
-    advantage_G: np.ndarray = reward_G - (reward_G * length_G).sum() / length_G.sum()
-    return advantage_G
+    return reward_G - (reward_G * length_G).sum() / length_G.sum()
 
 
 def reward_itself(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -174,8 +173,7 @@ def whitened(advantage_N: np.ndarray, length_N: np.ndarray) -> np.ndarray:
     tokens = length_N.sum()
     centred_N = advantage_N - (advantage_N * length_N).sum() / max(tokens, 1.0)
     variance = (centred_N**2 * length_N).sum() / max(tokens - 1.0, 1.0)
-    whitened_N: np.ndarray = centred_N / np.sqrt(variance + 1e-8)
-    return whitened_N
+    return centred_N / np.sqrt(variance + 1e-8)
 
 
 def decoupled_advantages(

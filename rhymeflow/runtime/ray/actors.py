@@ -41,8 +41,7 @@ class RayObjects:
     @property
     def address(self) -> str:
         """This node's address for other nodes."""
-        address: str = ray.util.get_node_ip_address()
-        return address
+        return ray.util.get_node_ip_address()
 
     @property
     def join(self) -> Callable[[], None]:

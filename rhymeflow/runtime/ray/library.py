@@ -61,8 +61,7 @@ def load(address: str | None) -> ModuleType:
     import ray
     import ray.util.scheduling_strategies
 
-    module: ModuleType = ray
-    return module
+    return ray
 
 
 def cores_of_gpu(ray: Any) -> int:
