@@ -18,19 +18,10 @@ from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.generators import derived_seed
 from rhymeflow.data.prompts import kind_of
+from rhymeflow.environments import messages
 from rhymeflow.environments.episode import Episode
 from rhymeflow.environments.kinds import Kind, load_kinds
 from rhymeflow.environments.live import imported
-from rhymeflow.environments.messages import (
-    Answer,
-    Answered,
-    GiveReward,
-    Open,
-    Opened,
-    Opening,
-    Reply,
-    Step,
-)
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.pool import Pool, PoolMessage, Refused, Task
 from rhymeflow.suites.suite import RUN
@@ -63,7 +54,7 @@ class EpisodeTask(Task):
     ) -> None:
         super().__init__(episode.key)
         self.episode, self.environment = episode, kind.kind.name
-        self._opening = Opening(kind.index, seed, episode.prompt, episode.columns)
+        self._opening = messages.Opening(kind.index, seed, episode.prompt, episode.columns)
         self._renderer = kind.text if is_text else kind.chat
         self._wants, self._room = wants, room
         self._max_turns = kind.config.environment.max_turns
@@ -78,7 +69,7 @@ class EpisodeTask(Task):
             self._num_answered = earlier._num_answered
             return self._next()
         self._num_answered, self._doing = 0, "reset"
-        return Open(self.id, self._opening)
+        return messages.Open(self.id, self._opening)
 
     def continues(self, earlier: EpisodeTask) -> bool:
         """Whether the environment of `earlier` lacks only this turn, or only the reward."""
@@ -89,17 +80,17 @@ class EpisodeTask(Task):
         turns = self.episode.turns
         if self._num_answered == len(turns):
             self._doing = "reward"
-            return GiveReward(self.id)
+            return messages.GiveReward(self.id)
         self._doing = f"turn {self._num_answered + 1}"
-        return Step(self.id, self._renderer.said(turns[self._num_answered]))
+        return messages.Step(self.id, self._renderer.said(turns[self._num_answered]))
 
-    def take(self, reply: Reply) -> PoolMessage | None:
+    def take(self, reply: messages.Reply) -> PoolMessage | None:
         """Check the reply; return the next message, or set the result and return None."""
         match reply:
-            case Opened(text=text) if self._wants != "opening":
+            case messages.Opened(text=text) if self._wants != "opening":
                 self._check_opening(text)
                 return self._next()
-            case Answered(answer=answer):
+            case messages.Answered(answer=answer):
                 self._num_answered += 1
                 if self._wants != "answer" or self._num_answered < len(self.episode.turns):
                     self._check_answer(answer)
@@ -114,12 +105,12 @@ class EpisodeTask(Task):
             raise Refused("is not reproducible: it returned other text the first time")
         raise Refused(f"returned {shown(text)}, which is not in the prompt")
 
-    def _check_answer(self, answer: Answer) -> None:
+    def _check_answer(self, answer: messages.Answer) -> None:
         turn, observed = self._num_answered, self.episode.observed
         if turn <= len(observed) and self._tokens(answer, turn) != observed[turn - 1]:
             raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
 
-    def _tokens(self, answer: Answer, turn: int) -> list[int] | None:
+    def _tokens(self, answer: messages.Answer, turn: int) -> list[int] | None:
         """Encode the answer to a turn; None, the end of the episode, stays None."""
         tokens = self.episode.turns[turn - 1]
         return None if answer is None else self._renderer.encode(answer, tokens)
@@ -202,7 +193,7 @@ class Episodes:
         sections = json.dumps([each.model_dump(mode="json") for each in self._sections])
         arguments = sections, json.dumps(self._schemas)
         config = self._sections[0]
-        return Pool(config, description, imported, arguments, Reply, log, MAX_CONCURRENT)
+        return Pool(config, description, imported, arguments, messages.Reply, log, MAX_CONCURRENT)
 
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
         """Return a task for the pool; the wanted answer may have at most `room` tokens."""

@@ -26,23 +26,10 @@ import msgspec
 from rhymeflow.config import EnvironmentConfig
 from rhymeflow.data.encode import Schema
 from rhymeflow.data.prompts import opened, plain
+from rhymeflow.environments import messages
 from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.environments.kinds import Kind, load_kinds
 from rhymeflow.environments.mcp_tools import McpServerFailed
-from rhymeflow.environments.messages import (
-    Answer,
-    Answered,
-    Call,
-    GiveReward,
-    Open,
-    Opened,
-    Opening,
-    Question,
-    Reply,
-    Rewarded,
-    Said,
-    Step,
-)
 from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.pool import GRACE_SECONDS, Begun, Close, Failure, Late, clipped, encodable, encode
@@ -81,13 +68,13 @@ class LiveEnvironment:
         self._messages: list[dict[str, Any]] = []
         self._prefix = ""
         """Beginning of the policy's first turn, if the prompt ends with it."""
-        self.call: asyncio.Task[Reply | Failure] | None = None
+        self.call: asyncio.Task[messages.Reply | Failure] | None = None
         """The latest call."""
         self.is_in_thread = False
         """Whether the call runs in the thread and so cannot be cancelled."""
         self.is_cancelled = False
 
-    async def open(self, opening: Opening) -> Opened:
+    async def open(self, opening: messages.Opening) -> messages.Opened:
         """Create the object and reset it."""
         text = ""
         if self._kind.make is not None:
@@ -111,13 +98,13 @@ class LiveEnvironment:
             raise CallFailed(str(error)) from None
         if isinstance(prompt, str):
             self._messages = [{"role": "user", "content": prompt}]
-            return Opened(self.id, text)
+            return messages.Opened(self.id, text)
         self._messages = copy.deepcopy(prompt)
         if prompt and prompt[-1]["role"] == "assistant":
             self._prefix = self._messages.pop()["content"]
-        return Opened(self.id, text)
+        return messages.Opened(self.id, text)
 
-    async def step(self, said: Said) -> Answered:
+    async def step(self, said: messages.Said) -> messages.Answered:
         """Answer a turn."""
         begin = time.perf_counter()
         turn = {"role": "assistant", "content": self._prefix + said.text}
@@ -141,16 +128,16 @@ class LiveEnvironment:
             self._messages += copy.deepcopy(answer or [])
         calls = 0 if self._kind.methods is None else len(said.calls)
         figures = TurnFigures(time.perf_counter() - begin, calls, failed)
-        return Answered(self.id, answer, figures)
+        return messages.Answered(self.id, answer, figures)
 
-    async def judge(self) -> Rewarded:
+    async def judge(self) -> messages.Rewarded:
         """Return the reward of the finished episode."""
         name = "reward" if self._kind.methods is None else "get_reward"
         method = getattr(self._object, name, None)
         if method is None:
-            return Rewarded(self.id, None)
+            return messages.Rewarded(self.id, None)
         try:
-            return Rewarded(self.id, reward_number(await self._call(method)))
+            return messages.Rewarded(self.id, reward_number(await self._call(method)))
         except ValueError as error:
             raise CallFailed(f"{name} {error}") from None
 
@@ -162,7 +149,7 @@ class LiveEnvironment:
         finally:
             self._thread.shutdown(wait=False)
 
-    async def _use_tool(self, call: Call) -> tuple[str, bool]:
+    async def _use_tool(self, call: messages.Call) -> tuple[str, bool]:
         """Call a tool; return what the policy reads, and whether the call failed."""
         try:
             arguments = arguments_of(call, self._schemas)
@@ -209,7 +196,7 @@ class LiveEnvironment:
             self.is_in_thread = False
 
 
-def _checked(answer: Any) -> Answer:
+def _checked(answer: Any) -> messages.Answer:
     wanted = "should be a list of messages, text, or None"
     if answer is None or isinstance(answer, str):
         return answer
@@ -230,7 +217,7 @@ def _checked(answer: Any) -> Answer:
         raise CallFailed(str(error)) from None
 
 
-def cut(answer: Answer, limit: int) -> Answer:
+def cut(answer: messages.Answer, limit: int) -> messages.Answer:
     """Cut the answer to `limit` characters of content in all, with a note in each cut message."""
     if answer is None:
         return None
@@ -279,7 +266,7 @@ class _Server:
     async def serve(self) -> None:
         """Answer until the parent closes the pipe; never returns."""
         loop = asyncio.get_running_loop()
-        decode = msgspec.msgpack.Decoder(Question).decode
+        decode = msgspec.msgpack.Decoder(messages.Question).decode
 
         def read() -> None:
             try:
@@ -292,22 +279,22 @@ class _Server:
         threading.Thread(target=read, daemon=True, name="questions").start()
         await loop.create_future()
 
-    def _take(self, question: Question) -> None:
+    def _take(self, question: messages.Question) -> None:
         id = question.id
         match question:
-            case Open(opening=opening):
+            case messages.Open(opening=opening):
                 kind = self._kinds[opening.kind]
                 live = LiveEnvironment(id, self._config, kind, self._schemas[opening.kind])
                 self._live[id] = live
                 self._begin(self._run(live, live.open(opening)))
-            case Step(said=said):
+            case messages.Step(said=said):
                 self._begin(self._run(self._live[id], self._live[id].step(said)))
-            case GiveReward():
+            case messages.GiveReward():
                 self._begin(self._run(self._live[id], self._live[id].judge()))
             case Close():
                 self._begin(self._close(self._live.pop(id)))
 
-    async def _run(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
+    async def _run(self, live: LiveEnvironment, work: Coroutine[Any, Any, messages.Reply]) -> None:
         """Send the reply of a call; after `timeout` seconds, cancel the call and send `Late`."""
         self._send(Begun(live.id))
         live.call = call = asyncio.create_task(_reply(live.id, work))
@@ -340,11 +327,11 @@ class _Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _send(self, reply: Reply | Begun | Failure | Late) -> None:
+    def _send(self, reply: messages.Reply | Begun | Failure | Late) -> None:
         self._connection.send_bytes(encode(reply))
 
 
-async def _reply(id: int, work: Coroutine[Any, Any, Reply]) -> Reply | Failure:
+async def _reply(id: int, work: Coroutine[Any, Any, messages.Reply]) -> messages.Reply | Failure:
     try:
         return await work
     except CallFailed as error:

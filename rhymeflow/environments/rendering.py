@@ -21,16 +21,10 @@ from rhymeflow.data.text import (
     rendered,
     special_tokens,
 )
+from rhymeflow.environments import parsing
 from rhymeflow.environments.families import family_of, response_template
 from rhymeflow.environments.messages import Call, Said
-from rhymeflow.environments.parsing import (
-    CLOSE,
-    OPEN,
-    PYTHON_OPEN,
-    parse_calls,
-    parted,
-    templated_calls,
-)
+from rhymeflow.environments.parsing import CLOSE, OPEN, PYTHON_OPEN
 from rhymeflow.environments.template import (
     ANSWERED,
     QUESTION,
@@ -82,7 +76,7 @@ class TextRenderer:
         return text
 
     def _calls(self, tokens: list[int]) -> list[Call]:
-        return parse_calls(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        return parsing.parse_calls(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _ids(self, text: str) -> list[int]:
         try:
@@ -155,7 +149,7 @@ class ChatRenderer(TextRenderer):
             return None
         assert self._parts is not None
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return parted(self._tokenizer, text, self._parts, self._opening)
+        return parsing.parted(self._tokenizer, text, self._parts, self._opening)
 
     def _find_response(self, begun: str, template: Any) -> None:
         """Set what parses the template's calls. Raises `UserError` if nothing does."""
@@ -286,7 +280,7 @@ class ChatRenderer(TextRenderer):
         if response is None:
             return super()._calls(tokens)
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return templated_calls(self._tokenizer, text, response, self._opening, self._tools)
+        return parsing.templated_calls(self._tokenizer, text, response, self._opening, self._tools)
 
 
 def _bare(message: Message) -> str:

@@ -48,35 +48,9 @@ from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.process import keep_freed_memory
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.publish import make_store
-from rhymeflow.workers import messages
+from rhymeflow.workers import messages, restore
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    WAIT_SECONDS,
-    AnyMessage,
-    BatchTrained,
-    CheckpointEnded,
-    Envelope,
-    LoadedModel,
-    Publication,
-    Publish,
-    RanksMeet,
-    ResponseDetails,
-    Retraining,
-    SaveCheckpoint,
-    Shutdown,
-    receive,
-    send,
-)
-from rhymeflow.workers.restore import (
-    TeacherPrompts,
-    from_checkpoint,
-    parts,
-    place_here,
-    samples,
-    skipped_in_a_row,
-    teacher_prompts,
-    train_again,
-)
+from rhymeflow.workers.messages import AnyMessage, Envelope, receive, send
 
 PATIENCE = 10.0
 """Seconds that a rank waits after a failed collective, for the controller to replace all ranks."""
@@ -95,7 +69,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         serve(connection, config, run_dir, 0, None)
         return
     place = meeting_place(count, host=objects.address())
-    send(connection, RanksMeet(address_of(place)))
+    send(connection, messages.RanksMeet(address_of(place)))
     serve(connection, config, run_dir, 0, place)
 
 
@@ -139,7 +113,7 @@ class LearnerProcess:
 
     ranks, _pace = ALONE, Pace()  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
-    _teacher_prompts: TeacherPrompts | None = None
+    _teacher_prompts: restore.TeacherPrompts | None = None
 
     def __init__(
         self,
@@ -153,8 +127,8 @@ class LearnerProcess:
         self._waiting = waiting
         self._pace = pace_of(config)
         self._reader = store_reader(config, run_dir)
-        self._teacher_prompts = teacher_prompts(self._reader, config)
-        place = place_here(config, run_dir, self._reader)
+        self._teacher_prompts = restore.teacher_prompts(self._reader, config)
+        place = restore.place_here(config, run_dir, self._reader)
         device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = self._load(device, dtype)
@@ -167,7 +141,7 @@ class LearnerProcess:
             return
         model, own = self.learner.model, versioned(self.learner.model).values()
         num_parameters = sum(each.numel() for each in own)
-        loaded = LoadedModel(
+        loaded = messages.LoadedModel(
             handle=self.weights.handle,
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
@@ -185,16 +159,18 @@ class LearnerProcess:
         """Bring the learner to the last published version; return damaged checkpoints with their
         problems, and how many seconds training again took."""
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
-        damaged = from_checkpoint(learner, reader, place, lambda: as_text(learner.checksum()))
+        damaged = restore.from_checkpoint(
+            learner, reader, place, lambda: as_text(learner.checksum())
+        )
         began, since = time.perf_counter(), None
-        for step, last in train_again(learner, reader, self.config, self._teacher_prompts):
+        for step, last in restore.train_again(learner, reader, self.config, self._teacher_prompts):
             self._pace.hold_training(learner.charged, since, num_steps=1)
             since = self._pace.now()
-            self._send(Retraining(step, last))
+            self._send(messages.Retraining(step, last))
         self._pace.hold_training(learner.charged, since, num_steps=1)
         self.version: Version = learner.version
         self._skips = ConsecutiveFailures(
-            limit, "learner.max_skipped_steps", "steps", skipped_in_a_row(reader)
+            limit, "learner.max_skipped_steps", "steps", restore.skipped_in_a_row(reader)
         )
         self._begin_batch()
         self._ending = False
@@ -251,7 +227,7 @@ class LearnerProcess:
         if self._waiting:
             first, *self._waiting = self._waiting
             self._carry_out(first)
-        elif self.connection.poll(SAVING_SECONDS if self._saver.is_busy else WAIT_SECONDS):
+        elif self.connection.poll(SAVING_SECONDS if self._saver.is_busy else messages.WAIT_SECONDS):
             self._carry_out(receive(self.connection))
         self._report_saved()
 
@@ -262,11 +238,11 @@ class LearnerProcess:
                 self._send(Accumulated(message.version, len(self._early)))
             case Train():
                 self._train(message)
-            case Publish(version=version):
+            case messages.Publish(version=version):
                 self._publish(version)
-            case SaveCheckpoint(keep=keep):
+            case messages.SaveCheckpoint(keep=keep):
                 self._saver.begin(self.version, self.learner.snapshot(), keep)
-            case Shutdown():
+            case messages.Shutdown():
                 self._ending = True
             case _:
                 raise AssertionError(f"unexpected message {message}")
@@ -282,7 +258,7 @@ class LearnerProcess:
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
-        *early, rest = parts(message)
+        *early, rest = restore.parts(message)
         if self._early != early[: len(self._early)]:  # one was lost, or is not of this batch
             self.learner.forget()
             self._begin_batch()
@@ -302,7 +278,7 @@ class LearnerProcess:
         self._begin_batch()
         first_reason = next(iter(self.learner.skipped.values()), None)
         self._skips.count(first_reason)
-        self._send(BatchTrained(message.version, metrics, seconds))
+        self._send(messages.BatchTrained(message.version, metrics, seconds))
 
     def _begin_batch(self) -> None:
         self._early: list[Accumulate] = []
@@ -317,7 +293,7 @@ class LearnerProcess:
         is reported after the block."""
         records = self._reader.batch(part.groups, part.members)
         self._ages += staleness(records, self.version, self.config.schedule.bound)
-        batch = samples(records, self.config, self._teacher_prompts)
+        batch = restore.samples(records, self.config, self._teacher_prompts)
         if not self.config.run.token_details:
             yield batch, None
             return
@@ -327,7 +303,7 @@ class LearnerProcess:
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
         responses = [
-            ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
+            messages.ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
             for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
         ]
         self._send(messages.BatchDetails(responses))
@@ -342,11 +318,11 @@ class LearnerProcess:
         skipped = self.learner.skipped  # of the batch that made this version
         reason = next(iter(skipped.values()), "")
         published = VersionPublished(version, checksum, tuple(skipped), reason)
-        self._send(Envelope(published, Publication(seconds, dict(self.weights.metrics))))
+        self._send(Envelope(published, messages.Publication(seconds, dict(self.weights.metrics))))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():
-            self._send(CheckpointEnded(version, str(path), error))
+            self._send(messages.CheckpointEnded(version, str(path), error))
 
 
 def staleness(

@@ -29,22 +29,9 @@ from rhymeflow.utils import progress
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
+from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    AskPolicy,
-    CallEnded,
-    ConnectWeights,
-    Continuation,
-    DropCall,
-    Envelope,
-    Part,
-    Shutdown,
-    Status,
-    TokensGenerated,
-    UseDrafter,
-    receive,
-    send,
-)
+from rhymeflow.workers.messages import Envelope, receive, send
 
 STATUS_SECONDS = 0.25
 """Time between two reports of state and new tokens, and so the most work that is lost with an
@@ -145,7 +132,7 @@ class RolloutInstance:
         )
         send(connection, joined)
 
-    def open_weights(self, message: ConnectWeights) -> WeightReader:
+    def open_weights(self, message: messages.ConnectWeights) -> WeightReader:
         """Open the memory to which the learner publishes."""
         return message.handle.open()
 
@@ -162,10 +149,10 @@ class RolloutInstance:
         """Wait for the weights of a learner that can be reached."""
         while True:
             match receive(self.connection):
-                case ConnectWeights() as connect:
+                case messages.ConnectWeights() as connect:
                     with suppress(FileNotFoundError):  # lost meanwhile; wait for the next
                         return self.open_weights(connect)
-                case Shutdown():
+                case messages.Shutdown():
                     raise EOFError("the run has ended")
                 case message:  # it belongs to lost weights
                     self._later.append(message)
@@ -206,7 +193,9 @@ class RolloutInstance:
             return self._later.popleft()
         while self.connection.poll(wait):
             message: object = receive(self.connection)
-            if not self._is_cut_off or isinstance(message, ConnectWeights | Shutdown):
+            if not self._is_cut_off or isinstance(
+                message, messages.ConnectWeights | messages.Shutdown
+            ):
                 return message
             self._later.append(message)
         return None
@@ -222,25 +211,25 @@ class RolloutInstance:
                 self._interrupt(message)
             case Abort():
                 self._forget(self.engine.interrupt(self._requests(message.trajectories)))
-            case AskPolicy() | DropCall():
+            case messages.AskPolicy() | messages.DropCall():
                 self._change_calls(message)
             case Pull():
                 self._pull(message)
             case Evaluate():
                 pass  # each answer is routed
-            case ConnectWeights():  # another learner took the place of a lost one
+            case messages.ConnectWeights():  # another learner took the place of a lost one
                 with suppress(FileNotFoundError):  # lost too; wait for the next
                     self.weights = self.open_weights(message)
                     self._is_cut_off = False
-            case UseDrafter():
+            case messages.UseDrafter():
                 with suppress(FileNotFoundError):  # its worker is gone; wait for the next
                     self.engine.draft_from(message.index)
-            case Shutdown():
+            case messages.Shutdown():
                 self._ending = True
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _route(self, trajectory: TrajectoryId, message: Continuation) -> None:
+    def _route(self, trajectory: TrajectoryId, message: messages.Continuation) -> None:
         if not message.prompt_ids:  # an agent's program, which is started now, calls first
             send(self.connection, events.TurnEnded(trajectory, self.name, message.turn, 0))
             return
@@ -290,10 +279,10 @@ class RolloutInstance:
             done = events.TrajectoryInterrupted(trajectory, self.name, message.number, length)
             send(self.connection, done)
 
-    def _change_calls(self, message: AskPolicy | DropCall) -> None:
+    def _change_calls(self, message: messages.AskPolicy | messages.DropCall) -> None:
         """Answer another call of an agent's response, or stop the answer to one."""
         trajectory = message.trajectory
-        if isinstance(message, AskPolicy):
+        if isinstance(message, messages.AskPolicy):
             if self._requests([trajectory]):
                 self._route(trajectory, message.call)
             return
@@ -342,7 +331,7 @@ class RolloutInstance:
         after a turn that was cut."""
         key, length = held.trajectory, len(held.request.tokens)
         if held.branch is not None:
-            send(self.connection, CallEnded(key, held.branch))
+            send(self.connection, messages.CallEnded(key, held.branch))
         if held.request.keeps_cache and (reason == "stop" or held.branch is not None):
             self._end_turn(held, length)
         else:
@@ -362,7 +351,7 @@ class RolloutInstance:
             held, end = self._held[request.id], len(request.tokens)
             start = held.num_sent
             if start < end:
-                part = Part(
+                part = messages.Part(
                     held.trajectory,
                     start if held.branch is None else start - request.turn_start,
                     self.engine.version,
@@ -376,7 +365,7 @@ class RolloutInstance:
                 parts.append(part)
                 held.num_sent, held.steps, held.drafted = end, request.steps, request.drafted
         if parts:
-            send(self.connection, TokensGenerated(parts))
+            send(self.connection, messages.TokensGenerated(parts))
 
     def _hand_over_all(self) -> None:
         self._hand_over([held.request for held in self._held.values()])
@@ -393,7 +382,7 @@ class RolloutInstance:
         snapshot = events.Snapshot(
             self.name, carried_out, waiting, load.kv_tokens, load.clock, load.prefill_seconds
         )
-        status = Status(
+        status = messages.Status(
             load.num_running,
             len(waiting),
             load.num_generated,
