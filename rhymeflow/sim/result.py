@@ -92,12 +92,11 @@ class SimulationResult:
 
     def text(self) -> str:
         """Return the figures as tables."""
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-        console.print(_summary(self))
-        console.print(_staleness(self))
-        console.print(_endings(self))
-        assert isinstance(console.file, io.StringIO)
-        lines = (line.rstrip() for line in console.file.getvalue().splitlines())
+        text = io.StringIO()
+        console = Console(file=text, width=_WIDTH, color_system=None)
+        for grid in (_summary(self), _staleness(self), _endings(self)):
+            console.print(grid)
+        lines = (line.rstrip() for line in text.getvalue().splitlines())
         return "\n".join(lines).strip("\n")
 
 

@@ -23,7 +23,7 @@ from rhymeflow.utils import objects
 from rhymeflow.utils.process import output_path
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import Message, send
+from rhymeflow.workers.messages import Message
 from rhymeflow.workers.user_code import UserCodeWorker
 
 if TYPE_CHECKING:
@@ -78,9 +78,6 @@ class EnvironmentWorker(UserCodeWorker):
                 self._pool.drop(keys)
             case _:
                 raise AssertionError(f"unexpected message {message}")
-
-    def _answer(self, task: EpisodeTask | AgentTask) -> None:
-        send(self._connection, self._reply(task))
 
     def _reply(self, task: EpisodeTask | AgentTask) -> Message:
         key, turn = task.episode.key, len(task.episode.turns)

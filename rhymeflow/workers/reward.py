@@ -89,14 +89,12 @@ class RewardWorker(UserCodeWorker):
         )
         self._submit(RewardTask(message.key, request, message.functions, self._names))
 
-    def _answer(self, task: RewardTask) -> None:
+    def _reply(self, task: RewardTask) -> Message:
         texts, key = task.request.completions, str(task.key)
         if task.error is not None:
-            send(self._connection, NoReward(key, texts, task.error))
-            return
+            return NoReward(key, texts, task.error)
         result, last = task.result, _last(task.request.turns)
-        reply = RewardComputed(key, texts, result.components, last, result.noted, result.extra)
-        send(self._connection, reply)
+        return RewardComputed(key, texts, result.components, last, result.noted, result.extra)
 
 
 def parts_of(tokens: list[int], observations: list[tuple[int, int]]) -> list[list[int]]:

@@ -52,7 +52,7 @@ class UserCodeWorker:
         for task in self._pool.poll(now):
             heappush(self._early, (task.submitted + self.latency, next(self._numbers), task))
         while self._early and self._early[0][0] <= now:
-            self._answer(heappop(self._early)[2])
+            send(self._connection, self._reply(heappop(self._early)[2]))
 
     def _submit(self, task: Any) -> None:
         task.submitted = time.monotonic()
@@ -62,6 +62,6 @@ class UserCodeWorker:
         """Handle a message other than `Shutdown`."""
         raise NotImplementedError
 
-    def _answer(self, task: Any) -> None:
-        """Send the result of a task."""
+    def _reply(self, task: Any) -> Message:
+        """Return the result of a task."""
         raise NotImplementedError

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
+from rhymeflow.environments import dialects
 from rhymeflow.environments.dialect_answers import (
     ModelTurn,
     answer,
@@ -25,18 +26,7 @@ from rhymeflow.environments.dialect_answers import (
     too_long,
 )
 from rhymeflow.environments.dialect_streams import STREAMS
-from rhymeflow.environments.dialects import (
-    _ACCEPTED,
-    _BLOCKS,
-    _ITEMS,
-    _ROLES,
-    _TOOLS,
-    DIALECTS,
-    HARMLESS,
-    USUAL,
-    BadRequest,
-    read,
-)
+from rhymeflow.environments.dialects import DIALECTS, BadRequest, read
 from rhymeflow.environments.messages import Call
 
 PATHS = {dialect: path for path, dialect in DIALECTS.items()}
@@ -419,9 +409,9 @@ def test_what_cannot_be_done_is_refused_by_name(dialect, body, says):
 def test_what_changes_nothing_is_read_past():
     for dialect in ("chat", "responses", "messages"):
         plain = call_of(dialect)
-        for name in HARMLESS:
+        for name in dialects.HARMLESS:
             assert call_of(dialect, **{name: "x"}) == plain
-        for name, values in USUAL.items():
+        for name, values in dialects.USUAL.items():
             for value in values:
                 assert call_of(dialect, **{name: value}) == plain
         assert call_of(dialect, **dict.fromkeys(["seed", "tools", "reasoning"])) == plain
@@ -441,7 +431,7 @@ def test_parts_are_lines_and_developers_are_the_system():
 
 NAMES = {"role", "type", "text", "function", "tool_calls", "output", "stream_options"} | {
     name
-    for kinds in (_ROLES, _ITEMS, *_BLOCKS.values(), _TOOLS)
+    for kinds in (dialects._ROLES, dialects._ITEMS, *dialects._BLOCKS.values(), dialects._TOOLS)
     for names in kinds.values()
     for name in names.split()
 }
@@ -458,7 +448,7 @@ JSON = st.recursive(
 @settings(max_examples=60)
 @given(
     dialect=st.sampled_from(list(PATHS)),
-    name=st.sampled_from(sorted({name for names in _ACCEPTED.values() for name in names.split()})),
+    name=st.sampled_from(sorted(set(" ".join(dialects._ACCEPTED.values()).split()))),
     value=JSON,
 )
 def test_nothing_but_a_bad_request_is_raised(dialect, name, value):
@@ -471,4 +461,4 @@ def test_nothing_but_a_bad_request_is_raised(dialect, name, value):
 
 def test_the_page_names_every_field_that_is_read_past():
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    assert [name for name in sorted(HARMLESS) if f"`{name}`" not in page] == []
+    assert [name for name in sorted(dialects.HARMLESS) if f"`{name}`" not in page] == []

@@ -10,23 +10,9 @@ from rhymeflow.config import Config
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.runtime.agent_calls import noise_of
 from rhymeflow.store.branches import Asked, stretches
+from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    Alive,
-    AnswerCall,
-    AskEnvironment,
-    CallLeft,
-    CallMade,
-    CloseEpisodes,
-    EpisodeFailed,
-    EpisodeJudged,
-    Message,
-    TurnAnswered,
-    TurnFigures,
-    TurnGrew,
-    receive,
-    send,
-)
+from rhymeflow.workers.messages import Message, receive, send
 from tests.fake_run import models
 from tests.fake_run.world import World
 
@@ -64,22 +50,22 @@ class FakePrograms:
         while self._connection.poll(0.0):
             message = receive(self._connection)
             match message:
-                case CloseEpisodes(keys=keys):
+                case messages.CloseEpisodes(keys=keys):
                     for key in keys:
                         self._programs.pop(key, None)
-                case AnswerCall(key=key) if key in self._programs:
+                case messages.AnswerCall(key=key) if key in self._programs:
                     self._answered(self._programs[key], message)
-                case TurnGrew(key=key, number=number) if key in self._programs:
+                case messages.TurnGrew(key=key, number=number) if key in self._programs:
                     self._programs[key].grown[number] += message.tokens
-                case AskEnvironment():
+                case messages.AskEnvironment():
                     self._asked(message)
         for key, program in list(self._programs.items()):
             if not program.has_ended and self._world.chance(ACTS):
                 send(self._connection, self._act(key, program))
         if self._world.chance(0.3):
-            send(self._connection, Alive())
+            send(self._connection, messages.Alive())
 
-    def _asked(self, message: AskEnvironment) -> None:
+    def _asked(self, message: messages.AskEnvironment) -> None:
         key = message.episode.key
         if message.wants == "answer" and message.episode.turns == [[]]:
             self._programs[key] = Program()
@@ -88,13 +74,14 @@ class FakePrograms:
             assert program.has_ended
             assert not program.left
             send(
-                self._connection, EpisodeJudged(key, {"agent": self._world.rng.choice([0.0, 1.0])})
+                self._connection,
+                messages.EpisodeJudged(key, {"agent": self._world.rng.choice([0.0, 1.0])}),
             )
         else:
             assert key not in self._programs, f"the program of {key} runs"
-            send(self._connection, EpisodeFailed(key, 0, f"{key}: lost", is_lost=True))
+            send(self._connection, messages.EpisodeFailed(key, 0, f"{key}: lost", is_lost=True))
 
-    def _answered(self, program: Program, message: AnswerCall) -> None:
+    def _answered(self, program: Program, message: messages.AnswerCall) -> None:
         before, most = program.waits.pop(message.number, (0, self._most))
         read = program.grown.pop(message.number, [])
         assert message.tokens[: len(read)] == read
@@ -108,7 +95,7 @@ class FakePrograms:
         if self._world.chance(self._failures):
             program.has_ended = True
             self._world.counts["environment failed"] += 1
-            return EpisodeFailed(key, 0, f"{key}: broken")
+            return messages.EpisodeFailed(key, 0, f"{key}: broken")
         if program.waits and self._world.chance(0.05):
             self._world.counts["call dropped"] += 1
             number = choose([*program.waits])
@@ -116,14 +103,14 @@ class FakePrograms:
                 program.left.add(number)
             else:
                 del program.waits[number]
-            return CallLeft(key, number)
+            return messages.CallLeft(key, number)
         is_done = program.num_calls >= MOST_CALLS or self._world.chance(0.2)
         if program.ends and is_done:
             program.has_ended = True
-            return TurnAnswered(key, 0, "stop", TurnFigures())
+            return messages.TurnAnswered(key, 0, "stop", messages.TurnFigures())
         if program.num_calls >= MOST_IN_VAIN:  # all were dropped
             program.has_ended = True
-            return EpisodeFailed(key, 0, f"{key}: nothing was answered")
+            return messages.EpisodeFailed(key, 0, f"{key}: nothing was answered")
         words = choose(WORDS)
         follows = choose([0, *(e for e, n in program.ends.items() if n + len(words) < self._most)])
         before = program.ends[follows] + len(words) if follows else 0
@@ -132,7 +119,9 @@ class FakePrograms:
         program.waits[number] = before, wanted or self._most
         if is_streamed := self._world.chance(0.5):
             program.grown[number] = []
-        return CallMade(key, number, list(words), follows, wanted, TurnFigures(), is_streamed)
+        return messages.CallMade(
+            key, number, list(words), follows, wanted, messages.TurnFigures(), is_streamed
+        )
 
 
 def check_response(tokens: list[int], calls: list[Asked], origin: NoiseKey, most: int) -> None:

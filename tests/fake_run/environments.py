@@ -8,21 +8,9 @@ from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import NoiseKey
+from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    Alive,
-    AskEnvironment,
-    CloseEpisodes,
-    Episode,
-    EpisodeFailed,
-    EpisodeJudged,
-    EpisodeOpened,
-    Message,
-    TurnAnswered,
-    TurnFigures,
-    receive,
-    send,
-)
+from rhymeflow.workers.messages import Message, receive, send
 from tests.fake_run import models
 from tests.fake_run.world import World
 
@@ -77,12 +65,12 @@ class FakeEnvironments:
     def __init__(self, connection: Channel, config: Config, world: World, failures: float) -> None:
         self._connection, self._world, self._failures = connection, world, failures
         self._max_turns = config.environment.max_turns
-        self._asked: dict[str, AskEnvironment] = {}
+        self._asked: dict[str, messages.AskEnvironment] = {}
 
     def turn(self) -> None:
         while self._connection.poll(0.0):
             message = receive(self._connection)
-            if isinstance(message, CloseEpisodes):
+            if isinstance(message, messages.CloseEpisodes):
                 for key in message.keys:
                     self._asked.pop(key, None)
             else:
@@ -91,19 +79,19 @@ class FakeEnvironments:
         for key in [key for key in self._asked if self._world.chance(ANSWERED)]:
             send(self._connection, self._said(self._asked.pop(key)))
         if self._world.chance(0.3):
-            send(self._connection, Alive())
+            send(self._connection, messages.Alive())
 
-    def _said(self, message: AskEnvironment) -> Message:
+    def _said(self, message: messages.AskEnvironment) -> Message:
         episode = message.episode
         key, turn = episode.key, len(episode.turns)
         self._check(episode)
         if message.wants == "opening":
-            return EpisodeOpened(key, "")
+            return messages.EpisodeOpened(key, "")
         if self._world.chance(self._failures):
             self._world.counts["environment failed"] += 1
-            return EpisodeFailed(key, turn, f"{key}: broken")
+            return messages.EpisodeFailed(key, turn, f"{key}: broken")
         if message.wants == "reward":
-            return EpisodeJudged(key, {NAME: judged(episode.turns)})
+            return messages.EpisodeJudged(key, {NAME: judged(episode.turns)})
         said = answer(episode.turns)
         if said is None:
             said = "stop"
@@ -111,9 +99,9 @@ class FakeEnvironments:
             said = "max_turns"
         elif len(said) > message.room:
             said = "length"
-        return TurnAnswered(key, turn, said, TurnFigures())
+        return messages.TurnAnswered(key, turn, said, messages.TurnFigures())
 
-    def _check(self, episode: Episode) -> None:
+    def _check(self, episode: messages.Episode) -> None:
         ends = range(1, len(episode.turns) + 1)
         said = [answer(episode.turns[:end]) for end in ends]
         assert episode.observed == said[: len(episode.observed)], "it was told something else"

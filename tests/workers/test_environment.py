@@ -8,19 +8,8 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.utils import process
-from rhymeflow.workers import environment
-from rhymeflow.workers.messages import (
-    AskEnvironment,
-    CloseEpisodes,
-    Episode,
-    EpisodeFailed,
-    EpisodeJudged,
-    EpisodeOpened,
-    Printed,
-    TurnAnswered,
-    receive,
-    send,
-)
+from rhymeflow.workers import environment, messages
+from rhymeflow.workers.messages import AskEnvironment, Episode, receive, send
 from tests.environments.test_rendering import CHATML, ids, tokenizer
 from tests.environments.worlds import FILE
 
@@ -56,7 +45,7 @@ def answer(connection: Any) -> Any:
     """The next one, after what is told of the environments' prints."""
     assert connection.poll(60)
     message = receive(connection)
-    return answer(connection) if isinstance(message, Printed) else message
+    return answer(connection) if isinstance(message, messages.Printed) else message
 
 
 def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
@@ -67,7 +56,7 @@ def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
 def test_turns_are_answered_in_tokens_and_the_episode_judged(worker):
     ours = worker(TEXT, "Echo", max_turns=3)
     first = ask(ours, "abc<|im_end|>")
-    assert isinstance(first, TurnAnswered)
+    assert isinstance(first, messages.TurnAnswered)
     assert (first.key, first.turn, first.answer) == ("3.1", 1, ids(TEXT, "abc"))
     assert first.figures.seconds >= 0
     second = ask(ours, "abc", "count", observed=["abc"])
@@ -75,7 +64,7 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker):
     third = ask(ours, "abc", "count", "x", observed=["abc", "4 2"])
     assert (third.turn, third.answer) == (3, "max_turns")
     send(ours, AskEnvironment(episode("abc", "count", "x", observed=["abc", "4 2"]), "reward"))
-    assert answer(ours) == EpisodeJudged("3.1", {"Echo": 3.0})
+    assert answer(ours) == messages.EpisodeJudged("3.1", {"Echo": 3.0})
     assert (ask(ours, "bye").answer, ask(ours, "abcd", room=3, key="4.0").answer) == (
         "stop", "length",
     )  # fmt: skip
@@ -85,10 +74,10 @@ def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker):
     ours = worker(TEXT, "Echo")
     assert "raised ValueError: no, thank you" in ask(ours, "raise").error
     send(ours, AskEnvironment(episode("slow", key="9.0"), "answer", 10))
-    send(ours, CloseEpisodes(["9.0", "9.9"]))
+    send(ours, messages.CloseEpisodes(["9.0", "9.9"]))
     assert ask(ours, "a").key == "3.1"
     send(ours, AskEnvironment(episode("a", key="9.1", colour="nothing"), "reward"))
-    assert answer(ours) == EpisodeJudged("9.1", {})
+    assert answer(ours) == messages.EpisodeJudged("9.1", {})
 
 
 def test_a_chat_is_continued_by_its_template(worker):
@@ -109,7 +98,7 @@ def test_an_environment_opens_with_text_that_stays_what_it_was(worker):
     ours = worker(TEXT, "Opens", "Echo")
     for kind, opening in (("Opens", "Welcome."), ("Echo", "")):
         send(ours, AskEnvironment(episode(environment=kind, key=kind), "opening"))
-        assert answer(ours) == EpisodeOpened(kind, opening)
+        assert answer(ours) == messages.EpisodeOpened(kind, opening)
     fields = {"environment": "Opens", "key": "Opens"}
     said = msgspec.structs.replace(episode("a", **fields), opening="Welcome.")
     for again in (said, msgspec.structs.replace(said, key="elsewhere")):
@@ -124,7 +113,7 @@ def test_what_the_template_refuses_is_a_failure(worker):
         "{{ raise_exception('no narrators') }}{% endif %}{{ '<|im", 1))  # fmt: skip
     ours = worker(tok, "Echo")
     failed = ask(ours, "answer<|im_end|>", tok=tok)
-    assert isinstance(failed, EpisodeFailed)
+    assert isinstance(failed, messages.EpisodeFailed)
     assert "turn 1: the chat template refuses its answer: no narrators" in failed.error
     again = ask(ours, "answer<|im_end|>", "a<|im_end|>", observed=["a"], tok=tok)
     assert "the chat template refuses its answer" in again.error
@@ -134,5 +123,5 @@ def test_a_row_says_which_of_several_answers_it(worker):
     ours = worker(TEXT, "Echo", "Sleeper")
     assert ask(ours, "a", environment="Sleeper").answer == "stop"
     send(ours, AskEnvironment(episode("a", environment="Sleeper"), "reward"))
-    assert answer(ours) == EpisodeJudged("3.1", {})
-    assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), TurnAnswered)
+    assert answer(ours) == messages.EpisodeJudged("3.1", {})
+    assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), messages.TurnAnswered)

@@ -14,35 +14,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.config import DraftingConfig
+from rhymeflow.core import events
 from rhymeflow.core.commands import Interrupt, Pull, Route
-from rhymeflow.core.events import (
-    InstanceJoined,
-    Pulled,
-    Snapshot,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TurnEnded,
-)
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.index import Index
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from rhymeflow.workers import rollout
-from rhymeflow.workers.messages import (
-    AskPolicy,
-    CallEnded,
-    ConnectWeights,
-    Continuation,
-    DropCall,
-    Envelope,
-    Shutdown,
-    TokensGenerated,
-    UseDrafter,
-    receive,
-    send,
-)
+from rhymeflow.workers import messages, rollout
+from rhymeflow.workers.messages import receive, send
 from rhymeflow.workers.rollout import make_engine
 from tests.runtime.tiny import tiny_config
 from tests.weights.shared_objects import sharing
@@ -75,10 +56,10 @@ class Side:
     def __init__(self, name, config, parameters, monkeypatch, never_stops=False, before=()):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        for message in (*before, ConnectWeights(parameters.handle)):
+        for message in (*before, messages.ConnectWeights(parameters.handle)):
             send(self.ours, message)
         self.instance = rollout.RolloutInstance(theirs, name, config, make_engine)
-        assert isinstance(receive(self.ours), InstanceJoined)
+        assert isinstance(receive(self.ours), events.InstanceJoined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
         self.number = 0
@@ -86,11 +67,11 @@ class Side:
     def tell(self, kind, *values, data=None):
         self.number += 1
         command = kind("rollout-0", self.number, *values)
-        send(self.ours, command if data is None else Envelope(command, data))
+        send(self.ours, command if data is None else messages.Envelope(command, data))
 
     def produce(self, trajectory, tokens=()):
         prompt = trajectory.group
-        data = Continuation(prompt, 0, list(PROMPTS[prompt]), list(tokens))
+        data = messages.Continuation(prompt, 0, list(PROMPTS[prompt]), list(tokens))
         self.tell(Route, trajectory, 0, data=data)
 
     def turns(self, count):
@@ -114,7 +95,7 @@ class Store:
     def take(self, heard):
         for message in heard:
             match message:
-                case TokensGenerated():
+                case messages.TokensGenerated():
                     for part in message.parts:
                         key = part.trajectory
                         assert part.start == len(self.tokens[key]), "parts follow one another"
@@ -122,17 +103,17 @@ class Store:
                         self.tokens[key] += part.tokens
                         self.logprobs[key] += part.logprobs
                         self.versions[key] += [part.version] * len(part.tokens)
-                case TrajectoryFinished():
+                case events.TrajectoryFinished():
                     assert message.length == len(self.tokens[message.trajectory])
                     assert message.trajectory not in self.done
                     self.done[message.trajectory] = message.reason
-                case TrajectoryInterrupted():
+                case events.TrajectoryInterrupted():
                     assert message.length == len(self.tokens[message.trajectory])
                     self.halted.append((message.number, message.trajectory))
-                case Envelope(Snapshot() as snapshot, status):
+                case messages.Envelope(events.Snapshot() as snapshot, status):
                     self.statuses.append(snapshot)
                     self.totals = status
-                case Envelope(Pulled() as pulled, _):
+                case messages.Envelope(events.Pulled() as pulled, _):
                     self.pulled.append((pulled.number, pulled.version))
                 case _:
                     raise AssertionError(message)
@@ -166,7 +147,7 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
                 heard = side.turns(1)
                 store.take(heard)
                 for message in heard:
-                    if isinstance(message, TrajectoryInterrupted):
+                    if isinstance(message, events.TrajectoryInterrupted):
                         at[message.trajectory] = 1 - origin
                         tokens = store.tokens[message.trajectory]
                         sides[1 - origin].produce(message.trajectory, tokens)
@@ -191,32 +172,32 @@ class AgentCalls:
         prompt = PROMPTS[noise % 2]
         branch, tokens = self.order.index(noise), [*prompt[3:], *self.said[noise]]
         about = {"turn": 2, "turn_start": len(prompt) - 3, "max_turn_tokens": 12}
-        return Continuation(0, 0, prompt[:3], tokens, branch=branch, noise=noise, **about)
+        return messages.Continuation(0, 0, prompt[:3], tokens, branch=branch, noise=noise, **about)
 
     def begin(self, side):
         first, *others = [each for each in self.order if each not in self.ended]
         side.tell(Route, IDS[0], 0, data=self.call(first))
         for noise in others:
-            send(side.ours, AskPolicy(IDS[0], self.call(noise)))
+            send(side.ours, messages.AskPolicy(IDS[0], self.call(noise)))
 
     def take(self, heard):
         interrupted = 0
         for message in heard:
-            assert not self.is_over or isinstance(message, Envelope)
+            assert not self.is_over or isinstance(message, messages.Envelope)
             match message:
-                case TokensGenerated():
+                case messages.TokensGenerated():
                     for part in message.parts:
                         said = self.said[self.order[part.branch]]
                         assert (part.trajectory, part.start) == (IDS[0], len(said))
                         said += part.tokens
-                case CallEnded(branch=branch):
+                case messages.CallEnded(branch=branch):
                     self.ended.append(self.order[branch])
-                case TurnEnded(turn=turn):
+                case events.TurnEnded(turn=turn):
                     assert turn == 2
                     self.is_over = True
-                case TrajectoryInterrupted():
+                case events.TrajectoryInterrupted():
                     interrupted += 1
-                case Envelope(Snapshot(), status):
+                case messages.Envelope(events.Snapshot(), status):
                     self.most = max(self.most, status.running)
         return interrupted
 
@@ -243,13 +224,13 @@ def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_o
     assert moved.take(side.turns(1)) == 1
     moved.begin(other)
     moved.take(other.turns(1))
-    send(other.ours, DropCall(IDS[0], 2))
+    send(other.ours, messages.DropCall(IDS[0], 2))
     while not moved.is_over:
         moved.take(other.turns(1))
     assert sorted(moved.ended) == [0, 1, 2, 4]
     assert len(moved.said.pop(3)) < 12
     assert moved.said == straight.said
-    send(other.ours, AskPolicy(IDS[0], moved.call(0)))  # too late: it is routed again
+    send(other.ours, messages.AskPolicy(IDS[0], moved.call(0)))  # too late: it is routed again
     other.turns(2)
     assert not other.instance.engine.has_work
 
@@ -261,10 +242,11 @@ def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
     side, store, steps = Side("rollout-0", drafts, parameters, monkeypatch), Store(), []
     for trajectory in IDS:
         side.produce(trajectory)
-    send(side.ours, UseDrafter(IndexHandle("rf-nobody-has-this", 1, 1, 1)))  # its worker is gone
+    lost = IndexHandle("rf-nobody-has-this", 1, 1, 1)  # its worker is gone
+    send(side.ours, messages.UseDrafter(lost))
     for _ in range(3):
         with closing(Index(max_tokens=1000, max_responses=10, shared=True)) as index:
-            send(side.ours, UseDrafter(index.handle))
+            send(side.ours, messages.UseDrafter(index.handle))
             store.take(side.turns(4))
             steps.append(store.totals.drafts.steps)
     while len(store.done) < len(IDS):
@@ -328,7 +310,7 @@ def test_a_pull_whose_weights_were_lost_waits_for_the_next_learner(config, weigh
         shared.name = "learner.1"
         store = ObjectWeightStore(manifest_of(weights), keep=2)
         checksum = store.publish(1, weights)
-        send(side.ours, ConnectWeights(store.handle))
+        send(side.ours, messages.ConnectWeights(store.handle))
         while not heard.pulled:
             heard.take(side.turns(1))
         assert side.instance.engine.checksum == checksum
@@ -342,14 +324,14 @@ def test_a_learner_that_is_lost_while_an_instance_starts_is_waited_for(
     config, parameters, monkeypatch
 ):
     """What was sent after its weights is carried out under those of the next one."""
-    gone = ConnectWeights(msgspec.structs.replace(parameters.handle, name="gone"))
-    drafter = UseDrafter(IndexHandle("gone", 1, 1, 1))
+    gone = messages.ConnectWeights(msgspec.structs.replace(parameters.handle, name="gone"))
+    drafter = messages.UseDrafter(IndexHandle("gone", 1, 1, 1))
     side = Side("rollout-0", config, parameters, monkeypatch, before=(gone, drafter))
     side.turns(1)
     assert not side.instance._later
     side.instance.engine.close()
     with pytest.raises(EOFError):
-        Side("rollout-0", config, parameters, monkeypatch, before=(gone, Shutdown()))
+        Side("rollout-0", config, parameters, monkeypatch, before=(gone, messages.Shutdown()))
 
 
 @pytest.mark.parametrize("kept", ["recompute", "keep"])
