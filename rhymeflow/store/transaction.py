@@ -10,16 +10,47 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rhymeflow.errors import StorageError, to_resume
 from rhymeflow.store import schema
 from rhymeflow.store.checkpoint_dirs import where_of
-from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
 WAIT_SECONDS = 5.0  # How long `close` waits for readers. The run's own readers take milliseconds.
+
+
+class Statement(StrEnum):
+    """Statements that write rows, in the order in which a transaction executes them: an INSERT
+    comes before the UPDATE of the same row. An UPDATE must find its row."""
+
+    ATTEMPT = "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)"
+    CONFIG = "UPDATE attempts SET config = ? WHERE attempt = ?"
+    GROUP = """INSERT INTO groups
+        (group_id, row, epoch, prompt, prompt_tokens, columns, suite, evaluates)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+    SEGMENT = """INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET version = excluded.version, instance = excluded.instance,
+        steps = excluded.steps, drafted = excluded.drafted,
+        tokens = excluded.tokens, logprobs = excluded.logprobs, accepted = excluded.accepted
+        WHERE length(excluded.tokens) > length(tokens)"""
+    SPAN = "INSERT OR REPLACE INTO pruned VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    FINISHED = """INSERT INTO trajectories (group_id, member, length, reason)
+        VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
+        SET length = excluded.length, reason = excluded.reason"""
+    TEXT = "UPDATE trajectories SET text = ? WHERE group_id = ? AND member = ?"
+    REWARD = "UPDATE trajectories SET reward = ?, components = ? WHERE group_id = ? AND member = ?"
+    TRAINED = "UPDATE trajectories SET trained = ? WHERE group_id = ? AND member = ?"
+    ENDING = """UPDATE groups SET ending = ?, ending_version = ?, ending_reason = ?
+        WHERE group_id = ?"""
+    TOKEN_DETAILS = "INSERT OR REPLACE INTO token_details VALUES (?, ?, ?, ?)"
+    EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
+    COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
+    SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
+    OLD_SNAPSHOTS = "DELETE FROM snapshots WHERE event < ?"
+    CHANGE = "INSERT INTO changes (what, a, b) VALUES (?, ?, ?)"
 
 
 class Transaction:

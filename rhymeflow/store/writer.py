@@ -29,8 +29,14 @@ from rhymeflow.core.types import (
 from rhymeflow.store import codec, schema
 from rhymeflow.store.pruning import Pruner
 from rhymeflow.store.schema import ENVIRONMENT
-from rhymeflow.store.statements import FINISHED_OF, PROMPTS_OF, TOKENS_OF, Statement
-from rhymeflow.store.transaction import Transaction
+from rhymeflow.store.transaction import Statement, Transaction
+
+_WANTED = "group_id IN (SELECT value FROM json_each(?))"
+_PROMPTS_OF = f"SELECT group_id, row, epoch, prompt, prompt_tokens FROM groups WHERE {_WANTED}"
+_TOKENS_OF = f"""SELECT group_id, member, tokens, version, steps = 0
+    FROM segments WHERE {_WANTED}
+    ORDER BY group_id, member, start"""
+_FINISHED_OF = f"SELECT group_id, member, reason FROM trajectories WHERE {_WANTED}"
 
 
 class GroupProgress(NamedTuple):
@@ -189,16 +195,16 @@ class SqliteTrajectoryStore:
         wanted = json.dumps(list(groups))
         progress = {
             group: GroupProgress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
-            for group, row, epoch, prompt, tokens in self._query(PROMPTS_OF, wanted)
+            for group, row, epoch, prompt, tokens in self._query(_PROMPTS_OF, wanted)
         }
-        for group, member, blob, version, is_observed in self._query(TOKENS_OF, wanted):
+        for group, member, blob, version, is_observed in self._query(_TOKENS_OF, wanted):
             tokens = progress[group].tokens.setdefault(member, array("i"))
             progress[group].versions[member] = version
             start = len(tokens)
             tokens.frombytes(blob)
             if is_observed:
                 progress[group].observations.setdefault(member, []).append((start, len(tokens)))
-        for group, member, reason in self._query(FINISHED_OF, wanted):
+        for group, member, reason in self._query(_FINISHED_OF, wanted):
             progress[group].finished[member] = reason
         return progress
 
