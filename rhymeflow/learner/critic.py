@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.algorithms.gae import (
-    Estimates,
-    estimates,
-    token_rewards,
-    value_losses,
-)
+from rhymeflow.learner.algorithms.gae import Estimates, estimates, token_rewards, value_losses
 from rhymeflow.learner.logprobs import TokenScorer, call_directly, recompute_layers
 from rhymeflow.learner.minibatch import MicroBatch
 from rhymeflow.learner.optimizer import Optimizer, learning_rate

@@ -275,9 +275,7 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
     return min((group for (group,) in rows), default=0)
 
 
-def _recorded_observations(
-    reader: TrajectoryReader,
-) -> dict[tuple[int, int], list[Observation]]:
+def _recorded_observations(reader: TrajectoryReader) -> dict[tuple[int, int], list[Observation]]:
     """Return the environments' observations by (group, member), in order."""
     ends: dict[tuple[int, int], int] = {}  # tokens of each response when its last turn ended
     observations: dict[tuple[int, int], list[Observation]] = {}

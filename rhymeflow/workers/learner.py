@@ -23,14 +23,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.emulation import Pace, pace_of
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.ranks import (
-    ALONE,
-    MeetingPlace,
-    Ranks,
-    address_of,
-    meeting_place,
-    own_gpu,
-)
+from rhymeflow.learner.ranks import ALONE, MeetingPlace, Ranks, address_of, meeting_place, own_gpu
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import resolve_dtype

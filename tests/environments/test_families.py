@@ -111,24 +111,9 @@ def test_trls_own_functions_say_the_same_of_families() -> None:
 @pytest.mark.parametrize(
     ("name", "tools", "variables", "says"),
     [
-        (
-            "gptoss",
-            [],
-            {},
-            "changes a turn of the assistant when others.*data.chat_template =",
-        ),
-        (
-            "glm4moe",
-            [],
-            {},
-            "changes a turn of the assistant when others.*data.chat_template =",
-        ),
-        (
-            "deepseekv3",
-            [],
-            {},
-            "begins the assistant's turn differently.*data.chat_template =",
-        ),
+        ("gptoss", [], {}, "changes a turn of the assistant when others.*data.chat_template ="),
+        ("glm4moe", [], {}, "changes a turn of the assistant when others.*data.chat_template ="),
+        ("deepseekv3", [], {}, "begins the assistant's turn differently.*data.chat_template ="),
         ("gemma4", [], {}, "leaves out the reasoning of a turn.*data.chat_template = FILE"),
         ("lfm2_2_5", [], {}, "data.chat_template_kwargs = {preserve_thinking: true} may keep them"),
         ("lfm2_2_5", [], {"preserve_thinking": True}, None),
