@@ -1,15 +1,19 @@
 """Ctrl-C on the commands: one line, exit code 130, and nothing is left, running or half written."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import rhymeflow
 from rhymeflow import cli
+from tests.dashboard.conftest import Client
 from tests.export.made import MadeRun, model
 from tests.processes import Command, is_running
 from tests.runtime.tiny import until as wait_until
@@ -104,6 +108,21 @@ def test_ctrl_c_while_the_command_is_still_imported():
         [sys.executable, "-c", text], env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (130, "rhymeflow: interrupted\n")
+
+
+def test_a_dashboard_is_meant_to_end_by_ctrl_c(made, capsys):
+    def stop_it_when_it_answers():
+        while not (port := re.search(r"http://127\.0\.0\.1:(\d+)", capsys.readouterr().out)):
+            time.sleep(0.02)
+        answered.append(Client(int(port[1])).raw("/")[0])
+        signal.raise_signal(signal.SIGINT)
+
+    answered = []
+    stopping = threading.Thread(target=stop_it_when_it_answers)
+    stopping.start()
+    code = cli.main(["dashboard", str(made / "run")])
+    stopping.join()
+    assert (answered, code, capsys.readouterr().err) == ([403], 0, "")
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """The command line: one small function per command.
 
 Exit codes: 0 on success; 2 on bad input, with one line on stderr; 1 if a worker died or hangs, or
-the disk is full; 130 after Ctrl-C; 141 if the reader of a pipe has ended. A defect keeps its
-traceback. A command imports what it needs when it is called, so that `rhymeflow --help` is quick.
+the disk is full; 130 after Ctrl-C (a dashboard: 0, since that is how it ends); 141 if the reader of
+a pipe has ended. A defect keeps its traceback. A command imports what it needs when it is called,
+so that `rhymeflow --help` is quick.
 """
 
 from __future__ import annotations
