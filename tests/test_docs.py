@@ -203,7 +203,16 @@ def test_code_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> Non
     few, many = map(int, re.findall(r"(\d+)(?: tokens/s)? with", capsys.readouterr().out))
     assert 0 < few < many
     page = ROOT / "docs/simulator.md"
-    exec(blocks(page, "python")[-1], {})  # the one before simulates for seconds
+    simulates, gains = blocks(page, "python")
+    small = simulates.replace(
+        '"4"', '"4", "learner.groups_per_batch": "4"'
+    )  # else it takes seconds
+    assert small != simulates
+    exec(small, {})
+    rate, idle, stale = capsys.readouterr().out.split(maxsplit=2)
+    assert float(rate) > 0 < float(idle) < 1
+    assert sum(ast.literal_eval(stale).values()) == 4 * 4 * 16
+    exec(gains, {})
     found = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     shown = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|", text_of(page), re.MULTILINE)
     assert [(n, f"{float(d):g}", f"{float(gain):.2f}") for n, d, gain in found] == shown
