@@ -98,9 +98,10 @@ class Generator:
         rollout = self._config.rollout
         wanted, room = rollout.max_completion_length, self._max_length - len(ids)
         if room < 1 or (self._must_fit and wanted > room):
+            asked = f"; rollout.max_completion_length = {wanted:,}" if self._must_fit else ""
             raise UserError(
                 f"the prompt has {len(ids):,} tokens, which in the model's context of "
-                f"{self._max_length:,} leaves {max(room, 0):,} for a response"
+                f"{self._max_length:,} leaves {max(room, 0):,} for a response{asked}"
             )
         sampling = Sampling(
             rollout.temperature,

@@ -110,7 +110,10 @@ def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):
         (["recipe:demo", ""], "no tokens"),
         (["recipe:demo"], "the prompt is empty"),
         (["recipe:demo", PROMPT, "--system", "be kind"], "data.system_prompt"),
-        (["recipe:demo", PROMPT, "--max-tokens", "768"], "768 leaves 759"),
+        (
+            ["recipe:demo", PROMPT, "--max-tokens", "768"],
+            "768 leaves 759 for a response; rollout.max_c",
+        ),
         (["recipe:demo", PROMPT, "--max-tokens", "few"], "max_completion_length"),
         (["recipe:demo", PROMPT, "--seed", "1", "--run.seed", "2"], "--run.seed: given twice"),
         (["recipe:demo", PROMPT, "--temprature", "1"], "did you mean --temperature?"),
