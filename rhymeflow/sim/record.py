@@ -40,7 +40,6 @@ class Record:
         """`on_step` is called with the number of each step that has ended."""
         if (directory / "config.yaml").exists():
             raise UserError(f"{directory}: holds a run; a simulation needs a directory of its own")
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._config, self._on_step = directory, config, on_step
         self._is_open = False
         self._last_event = 0  # its number in the store
@@ -52,6 +51,7 @@ class Record:
     def _open(self) -> None:
         """Replace an earlier simulation, once it is certain that this one can run."""
         directory, config = self._directory, self._config
+        directory.mkdir(parents=True, exist_ok=True)
         if is_written(directory):
             raise UserError(f"{directory}: another simulation is being written there")
         for old in directory.glob(f"{EVENTS}*"):

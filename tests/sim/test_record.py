@@ -126,6 +126,12 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path):
     assert times == pytest.approx(result.step_seconds)
 
 
+def test_a_mistake_leaves_no_directory(tmp_path):
+    with pytest.raises(UserError, match="there is no such profile"):
+        recorded(tmp_path / "new" / "run", **{"simulation.profile": "nope"})
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path):
     recorded(tmp_path / "run")
     recorded(tmp_path / "run", **{"learner.max_steps": "3"})
