@@ -116,6 +116,8 @@ def export(
     if filters.best is not None and what == "preferences":
         raise UserError("--best: a pair is the best and the worst of its group already")
     kind = formats.format_of(output, kind, force)
+    if output.exists() and output.resolve().parent == run_dir.resolve():
+        raise UserError(f"--output {output}: is among the run's own files; name another")
     with open_undamaged(store_of(run_dir)) as reader:
         rows = Rows(reader, what, filters, with_tokens=with_tokens)
         components = []

@@ -302,7 +302,11 @@ def test_what_is_there_is_replaced_by_force_only(run, tmp_path):
     assert output.read_text() != "mine"
     with pytest.raises(UserError, match="is a directory, and no datasets"):
         export(run.run_dir, run.run_dir, kind="datasets", force=True)
-    assert (run.run_dir / "events.db").is_file()
+    log = run.run_dir / "events.db"
+    before = log.read_bytes()
+    with pytest.raises(UserError, match="is among the run's own files"):
+        export(run.run_dir, log, kind="jsonl", force=True)
+    assert log.read_bytes() == before
     for _ in range(2):
         export(run.run_dir, tmp_path / "saved", kind="datasets", force=True)
 
