@@ -308,6 +308,8 @@ def evaluate(args: argparse.Namespace) -> None:
     """Evaluate a model on suites; show a table or JSON."""
     if args.output is not None:
         check_writable(args.output.parent, "--output")
+        if args.output.is_dir():
+            raise UserError(f"--output {args.output}: is a directory; give a file")
     config = _evaluation_config(args)
     from rhymeflow.evaluation import evaluate as evaluation
 
@@ -321,7 +323,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def _evaluation_config(args: argparse.Namespace) -> Config:
     """Return the configuration to evaluate a model with. By default a run's checkpoint is evaluated
-    as the run evaluates, and a recipe's model as the recipe does."""
+    as the run evaluates, and a recipe's model as the recipe does; on data that is given, on all."""
     model = _resolved_model(args.model)
     if "model.name" in args.overrides:
         raise UserError(f"--model: the model is {model!r} already")
@@ -334,7 +336,8 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     if not any(name.startswith("model.lora.") for name in overrides):  # what the run trained
         config = config.changed(model={"lora": LoraConfig()})
     data, suites = config.data, config.eval.suites
-    if not suites and source:
+    is_given = "data.source" in overrides and not overrides.keys() & _HOLD_OUT
+    if not suites and source and not is_given:
         suites = (EvalSuite(name=HELD_OUT),)
     elif not suites:  # all rows of section `data`
         size = data.size
@@ -343,6 +346,9 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     changes = {name: value for name, value in given.items() if value is not None}
     changed = tuple(each.model_copy(update=changes) for each in suites)
     return config.model_copy(update={"eval": EvalConfig(suites=changed)})
+
+
+_HOLD_OUT = {"data.eval_source", "data.eval_size"}
 
 
 def _own_configuration(given: str, model: str) -> str | None:

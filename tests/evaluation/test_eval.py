@@ -178,6 +178,7 @@ def test_suites_differ_in_what_they_say_and_share_the_rest(capsys, tmp_path):
     found = evaluated(capsys, recipes.directory("demo"), *task)["data"]
     assert found["prompts"] == 3
     assert 0 < found["avg@1"] < 1
+    assert evaluated(capsys, "recipe:demo", *task)["data"] == found, "as without a recipe"
 
 
 @pytest.mark.slow
@@ -221,6 +222,7 @@ def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys, tmp_path):
         (["recipe:demo", "--data.eval_size", "0"], "no prompts are held out"),
         (["recipe:demo", "--rollout.max_completion_length", "768"], "no room for a prompt"),
         (["recipe:demo", "--output", "/proc/x/y"], "--output: /proc/x cannot be written: "),
+        (["recipe:demo", "--output", "/"], "--output /: is a directory; give a file"),
         (["demo"], "its model is recipe:demo"),
         (["recipe:dmo"], "there is no such recipe; did you mean demo?"),
         (["recipe:demo", "--jsn"], "--jsn: there is no such argument; did you mean --json?"),
