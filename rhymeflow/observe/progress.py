@@ -170,8 +170,12 @@ def line(state: ProgressState, *, is_evaluated: bool, verbose: bool = False) -> 
         parts += [f"held out {state.eval_rewards[-1]:.3f}", *_suites(state)]
     known = ((text, state.latest.get(name)) for text, name in _LEARNING)
     parts += [text.format(value) for text, value in known if value is not None]
-    parts.append(_rate(state.trained_tokens_per_s))
-    parts += _going(state) if verbose else [f"{_left(state)} left"]
+    if state.trained_tokens_per_s is not None:  # a resumed run has trained on nothing yet
+        parts.append(_rate(state.trained_tokens_per_s))
+    if verbose:
+        parts += _going(state)
+    elif state.left is not None:
+        parts.append(f"{_left(state)} left")
     return "  ".join(parts)
 
 

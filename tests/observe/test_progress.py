@@ -192,6 +192,8 @@ def test_the_plain_line():
     told = line(state, is_evaluated=False)
     assert told == f"step 12/60  reward 0.320  {learned}4:00 left"
     assert len(told) <= 125
+    resumed = ProgressState("demo", 4, 1, step=3, rewards=[0.25])
+    assert line(resumed, is_evaluated=False) == "step 3/4  reward 0.250"
     assert line(state, is_evaluated=True, verbose=True) == (
         f"step 12/60  reward 0.320  held out 0.484  {learned}rollout 3,210 tokens/s  "
         "staleness 0.42 max 1  drafts acceptance length 2.35, 71% accepted, 30% time saved  "
