@@ -125,6 +125,8 @@ class Agents:
         self._finished: list[AgentTask] = []
         self._launcher: subprocess.Popen[bytes] | None = None
         self._received = b""
+        self._check_at = 0.0
+        """When some program or call may have to be given up; none before."""
 
     def start(self) -> None:
         """Start the launcher and the server. Raises `UserError` if the function cannot be used."""
@@ -242,8 +244,7 @@ class Agents:
 
     def wait(self, seconds: float, *others: Any) -> None:
         """Wait up to `seconds` until a `poll` is due or one of `others` is readable."""
-        deadlines = [at for each in self._programs.values() for at, *_ in self._deadlines(each)]
-        seconds = min(seconds, max(0.0, min(deadlines, default=math.inf) - time.monotonic()))
+        seconds = min(seconds, max(0.0, self._check_at - time.monotonic()))
         wait([*others, self._out, self._server.woken], 0.0 if self._finished else seconds)
 
     def poll(self, now: float) -> list[AgentTask]:
@@ -254,8 +255,10 @@ class Agents:
             self._take(self._server.arrived.popleft())
         for line in self._lines():
             self._end(line)
-        for program in list(self._programs.values()):
-            self._check_time(program, now)
+        if now >= self._check_at:
+            for program in list(self._programs.values()):
+                self._check_time(program, now)
+            self._check_at = self._next_check(now)
         finished, self._finished = self._finished, []
         return finished
 
@@ -359,6 +362,13 @@ class Agents:
             if call.left_at < math.inf:
                 yield call.left_at + RETRY_SECONDS, "", call
 
+    def _next_check(self, now: float) -> float:
+        """Return the first deadline; one that is not there yet is a whole limit after `now`."""
+        limits = self._config.environment
+        shortest = min(limits.agent_timeout, limits.idle_timeout, RETRY_SECONDS)
+        deadlines = [at for each in self._programs.values() for at, *_ in self._deadlines(each)]
+        return min([now + shortest, *deadlines])
+
     def _check_time(self, program: _Program, now: float) -> None:
         for at, why, call in list(self._deadlines(program)):
             if at > now:
@@ -407,6 +417,7 @@ class Agents:
                     for each in self._give_up(program, call):
                         if not call.growing[each].tokens:  # there is nothing to be a turn
                             del program.asked[each]
+                    program.last_heard = time.monotonic()
                 else:
                     call.left_at = time.monotonic()
                 return
@@ -444,7 +455,7 @@ class Agents:
             self._fail(program, f"made more calls than environment.max_turns = {most}")
             raise BadRequest(f"there are {most} turns in an episode", status=429)
         numbers = range(program.num_turns, program.num_turns + call.n)
-        growing = {number: self._conversations.growing() for number in numbers}
+        growing = {number: self._conversations.growing(call) for number in numbers}
         stream = self._stream(call, asking, growing)
         made = _Call(path, request.body, call, asking, limit, [request.number], growing, stream)
         program.calls.append(made)

@@ -62,8 +62,8 @@ class AnsweredTurn:
 class Growing:
     """A turn of the policy while it is generated, in tokens and in text without special tokens."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._decode = tokenizer.decode
+    def __init__(self, tokenizer: Any, *, has_pieces: bool) -> None:
+        self._decode, self._has_pieces = tokenizer.decode, has_pieces
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[str] = []  # the tokens' texts
@@ -76,7 +76,8 @@ class Growing:
         """Take the next tokens."""
         self.tokens += tokens
         self.logprobs += logprobs
-        self.pieces += [self._decode([each]) for each in tokens]
+        if self._has_pieces:
+            self.pieces += [self._decode([each]) for each in tokens]
         more = self._more()
         if not more.endswith(NO_CHARACTER):
             self._text += more
@@ -98,6 +99,8 @@ class Growing:
         return text
 
     def _more(self) -> str:
+        if self._end == len(self.tokens):
+            return ""
         before = self._decode(self.tokens[self._start : self._end], skip_special_tokens=True)
         text: str = self._decode(self.tokens[self._start :], skip_special_tokens=True)
         return text[len(before) :]
@@ -196,9 +199,9 @@ class Conversations:
         room = max_completion_length - (len(asking.ids) - asking.num_prompt)
         return room if call.max_tokens is None else min(room, call.max_tokens)
 
-    def growing(self) -> Growing:
+    def growing(self, call: ModelCall) -> Growing:
         """Return a turn without tokens."""
-        return Growing(self._tokenizer)
+        return Growing(self._tokenizer, has_pieces=call.wants_logprobs)
 
     def begun(self, call: ModelCall, asking: Asking, growing: Growing, number: int) -> ModelTurn:
         """Return a turn that is not finished, with what is its content whatever follows; `number`

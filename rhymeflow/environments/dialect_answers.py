@@ -117,10 +117,10 @@ def _chat(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
                 for id, c in _call_ids(turn, "call")
             ]
         reason = "tool_calls" if turn.calls and turn.finish == "stop" else turn.finish
-        logprobs = {"content": logprobs_of(turn), "refusal": None}
+        logprobs = {"content": logprobs_of(turn), "refusal": None} if call.wants_logprobs else None
         choices.append({
             "index": index, "message": message, "finish_reason": reason,
-            "logprobs": logprobs if call.wants_logprobs else None,
+            "logprobs": logprobs,
         })  # fmt: skip
     prompt, said = len(turns[0].prompt_ids), sum(len(turn.tokens) for turn in turns)
     return {
@@ -197,10 +197,12 @@ def _message(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
 def _tokens(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     choices = []
     for index, turn in enumerate(turns):
-        pieces = [f"token_id:{token}" for token in turn.tokens]
-        logprobs = logprobs_of(msgspec.structs.replace(turn, pieces=pieces))
+        logprobs = None
+        if call.wants_logprobs:
+            pieces = [f"token_id:{token}" for token in turn.tokens]
+            logprobs = {"content": logprobs_of(msgspec.structs.replace(turn, pieces=pieces))}
         choices.append({
             "index": index, "token_ids": turn.tokens, "finish_reason": turn.finish,
-            "logprobs": {"content": logprobs} if call.wants_logprobs else None,
+            "logprobs": logprobs,
         })  # fmt: skip
     return {"request_id": turns[0].id, "choices": choices}

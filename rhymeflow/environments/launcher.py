@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import inspect
 import json
@@ -17,6 +18,7 @@ import os
 import random
 import select
 import signal
+import socket
 import sys
 import tempfile
 import traceback
@@ -41,6 +43,8 @@ def main() -> None:
         say({"failed": described(error)})
         return
     say({"failed": None})
+    socket.getaddrinfo("127.0.0.1", 0)  # loads what each fork would load when it connects
+    gc.freeze()  # a collection in a fork would copy all that is here
     with tempfile.TemporaryDirectory(prefix="rhymeflow-agent-") as directory:
         Launcher(program, directory).serve()
 
@@ -130,6 +134,7 @@ class Launcher:
         self._running: dict[int, tuple[int, int]] = {}
         """By process: the job's id, and the pipe that the program's result comes from."""
         self._parent = os.getpid()
+        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def serve(self) -> None:
         """Start and end programs until standard input closes; then end all."""
@@ -177,8 +182,8 @@ class Launcher:
         said: Job = {"error": "ended without a result"}
         try:
             os.setpgid(0, 0)
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if self._prctl is not None:
+                self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != self._parent:
                     os._exit(1)
             signal.set_wakeup_fd(-1)

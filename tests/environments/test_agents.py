@@ -297,7 +297,7 @@ def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes,
     tokens, conversations = ids(CHAT, "".join(said)), Conversations(Config(), CHAT)
     asked: dict[str, Any] = {"messages": [user("add")], "tools": [ADD] if has_tools else []}
     call = read("/v1/chat/completions", json.dumps(asked).encode())
-    asking, growing = conversations.asking(call, []), conversations.growing()
+    asking, growing = conversations.asking(call, []), conversations.growing(call)
     sent = []
     for size in [*sizes, len(tokens)]:
         part, tokens = tokens[:size], tokens[size:]
@@ -316,7 +316,7 @@ def test_all_text_waits_for_calls_that_begin_with_no_tag_in_it_if_there_are_tool
     for tools, sent in (([ADD], ""), ([], "so")):
         conversations, body = Conversations(Config(), tok), {"messages": [user("add")]}
         call = read("/v1/chat/completions", json.dumps(body | {"tools": tools}).encode())
-        asking, growing = conversations.asking(call, []), conversations.growing()
+        asking, growing = conversations.asking(call, []), conversations.growing(call)
         growing.add(ids(tok, "so"), [-1.0] * 2)
         assert conversations.begun(call, asking, growing, 0).content == sent
 

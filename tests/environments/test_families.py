@@ -238,7 +238,7 @@ def test_a_conversation_without_its_reasoning_is_the_templates_own(name: str) ->
     begin = [{"role": "user", "content": "2 + 2?"}]
     call = asked(begin)
     asking = conversations.asking(call, [])
-    tokens, growing = ids(tok, thought), conversations.growing()
+    tokens, growing = ids(tok, thought), conversations.growing(call)
     growing.add(tokens[:-2], [-1.0] * len(tokens[:-2]))
     begun = conversations.begun(call, asking, growing, 0).content
     assert begun == ("" if name != "glm4moe" else tok.decode(tokens[:-2]))
