@@ -107,6 +107,7 @@ REFUSED = {
     "no s3fs": (["--run.checkpoint_dir", "s3://b/x"], "run.checkpoint_dir: s3://b/x: Install s3fs"),
     "not its own": (["--run.checkpoint_dir", "."], "run.checkpoint_dir: . has file, and each run"),
     "no place": (["--run.checkpoint_dir", "/proc/x/y"], "run.checkpoint_dir: /proc/x/y cannot be"),
+    "a backup to a file": (["--run.backup", "file"], "run.backup: file is a file; give a direc"),
     "a backup of no kind": (["--run.backup", "nosuch://x"], "run.backup: nosuch://x: Protocol"),
 }
 

@@ -120,6 +120,8 @@ def check_free(url: str | None) -> None:
     a new run tries it again later."""
     if url is None:
         return
+    if Path(url).is_file():
+        raise UserError(f"run.backup: {url} is a file; give a directory or a URL")
     storage, attempts = BackupStorage(url), dict[str, Beginning]()
     with suppress(Unreachable):
         attempts = storage.attempts()
