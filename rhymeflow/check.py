@@ -162,6 +162,7 @@ def everything(config: Config) -> Checked:
     check_end(config.model, tokenizer)
     check_engine(config)
     prove(here, has_engine=config.rollout.engine == "native")
+    _check_frozen(config)
     if config.rollout.engine == "vllm" and not is_elsewhere(config):
         from rhymeflow.engine.vllm.supported import ask, check_supported
 
@@ -211,6 +212,20 @@ def prove(config: Config, *, has_engine: bool) -> None:
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()
     proved_scorer(model, config.rollout, config.learner)
+
+
+def _check_frozen(config: Config) -> None:
+    """Raise `UserError` if a pattern of `learner.frozen_parameters` fits no parameter that is
+    trained, or then none is."""
+    from rhymeflow.learner.optimizer import freeze
+    from rhymeflow.models.load import load_config, shapes_of
+    from rhymeflow.models.lora import attach
+
+    if patterns := config.learner.frozen_parameters:
+        model = shapes_of(load_config(config.model))
+        if (adapter := adapter_for(config.model)) is not None:
+            attach(model, adapter)
+        freeze(model, patterns)
 
 
 def _check_teacher(config: Config, tokenizer: Tokenizer, prompts: list[Prompt]) -> None:

@@ -59,6 +59,14 @@ def test_a_model_object_says_what_is_frozen(tmp_path):
     assert made.config.learner.frozen_parameters == ("*norm*", "model.embed_tokens.weight")
 
 
+@pytest.mark.parametrize("given", [(), ("--lora", "2")])
+def test_a_dry_run_finds_a_name_that_fits_nothing(given, refused):
+    name = "model.embed_tokens.weight" if given else "nope"
+    patterns = ("--learner.frozen_parameters", f"[{name}]")
+    said = refused("train", "demo", "--dry-run", *given, *patterns)
+    assert f"{name!r} matches no parameter that is trained" in said
+
+
 def test_what_is_frozen_stays_so_when_a_run_is_resumed():
     config = Config()
     learner = config.learner.model_copy(update={"frozen_parameters": ("lm_head.weight",)})
