@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-_RARE_CHARACTER = "\U0010fffd"
+_RARE_CHARACTERS = "\U0010fffd\U0010fffc"
 _MARKER = "rhymeflow-said-this"
 NOTHING: Mapping[str, Any] = {}
 _QUESTION = [{"role": "user", "content": "a question"}]
@@ -108,9 +108,9 @@ class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
 
 
 class TokenIds:
-    """Turns text into token ids, and detects characters that the tokenizer would drop. Byte-level
-    tokenizers, and those with an unknown token, drop none. So offsets are checked only if the
-    tokenizer drops a rare character."""
+    """Turns text into token ids, and detects characters that the tokenizer would drop, or write as
+    its unknown token. Byte-level tokenizers do neither, so offsets are checked only if a rare
+    character has no token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -141,7 +141,8 @@ class TokenIds:
     @cached_property
     def _begin(self) -> list[int]:
         """The ids that the tokenizer puts before a text, not those that it puts after it."""
-        bare, whole = self("a"), self._tokenizer("a", add_special_tokens=True)["input_ids"]
+        bare, _ = self._encoded("a", checks=False)  # which may have no token
+        whole = self._tokenizer("a", add_special_tokens=True)["input_ids"]
         start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return [int(token) for token in whole[:start]]
 
@@ -150,12 +151,19 @@ class TokenIds:
         if not getattr(self._tokenizer, "is_fast", False):
             return False  # it has no offsets
         try:
-            return self._encoded(_RARE_CHARACTER, checks=True)[1] is not None
+            return self._encoded(_RARE_CHARACTERS[0], checks=True)[1] is not None
         except Unwritable:
             return False  # the tokenizer raises instead
 
+    @cached_property
+    def _unknown(self) -> int | None:
+        """The token that two rare characters have in common: the one for what has none."""
+        last = {tuple(self._encoded(each, checks=False)[0][-1:]) for each in _RARE_CHARACTERS}
+        return next(iter(*last), None) if len(last) == 1 else None
+
     def _encoded(self, text: str, *, checks: bool) -> tuple[list[int], str | None]:
-        """Return the ids and, with `checks`, the first character but blanks that has no token."""
+        """Return the ids and, with `checks`, the first character that has no token; a blank may be
+        dropped."""
         options = {"return_offsets_mapping": True} if checks else {}
         try:
             encoded = self._tokenizer(text, add_special_tokens=False, **options)
@@ -167,7 +175,9 @@ class TokenIds:
         if not checks:
             return ids, None
         covered = bytearray(len(text))
-        for begin, end in encoded["offset_mapping"]:
+        for token, (begin, end) in zip(ids, encoded["offset_mapping"], strict=True):
+            if token == self._unknown and text[begin:end] != self._tokenizer.decode([token]):
+                return ids, text[begin]
             covered[begin:end] = b"\1" * (end - begin)
         lost = (each for each, is_covered in zip(text, covered, strict=True) if not is_covered)
         return ids, next((each for each in lost if not each.isspace()), None)

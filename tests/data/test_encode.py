@@ -85,7 +85,6 @@ CALLED = [USER, {"role": "assistant", "content": "so", "tool_calls": CALL}, USER
         (WRITES_CALLS, CALLED, {}, "^[user]hi;[assistant]soadd;[user]hi;[assistant]"),
         (BEGINS_NO_TURN, "hi", {"assistant_prefix": "[assistant]"}, "^[user]hi;[assistant]"),
         (NEEDS_NO_BEGINNING, "hi", {}, "hi]"),
-        (BASE, "aé", {}, "^a<pad>"),  # which has a token for it
         # Text that the template made is not wrapped again unless that is asked for.
         (CHAT, "^[user]hi;[assistant]", {"chat_template": False}, "^[user]hi;[assistant]"),
         (CHAT, "^[user]hi;[assistant]", {"chat_template": True},
@@ -184,14 +183,15 @@ def test_a_prompt_begins_once_and_does_not_end():
 
 def test_what_the_tokenizer_cannot_write_is_refused():
     letters = {each: n for n, each in enumerate("abc ")}
-    loses, fails = (
-        Tokenizer(each) for each in (models.BPE(letters, []), models.WordLevel(letters))
-    )
-    loses.pre_tokenizer = fails.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    loses, fails = (PreTrainedTokenizerFast(tokenizer_object=each) for each in (loses, fails))
+    kinds = models.BPE(letters, []), models.WordLevel(letters), models.WordLevel(letters, "b")
+    tokenizers = [Tokenizer(each) for each in kinds]
+    for each in tokenizers:
+        each.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    loses, fails, alike = (PreTrainedTokenizerFast(tokenizer_object=each) for each in tokenizers)
     assert text(loses, "a\nb c") == "ab c"  # it may drop blanks
     lost = "a.jsonl:4: the model's tokenizer has no token for the character 'é'"
-    assert refusal(text, loses, "abécd") == lost
+    assert refusal(text, loses, "abécd") == refusal(text, alike, "abécd") == lost
+    assert text(alike, "abc") == "abc", "what it writes for others is a token too"
     assert "a.jsonl:4: the model's tokenizer cannot write it: " in refusal(text, fails, "abécd")
 
 

@@ -109,6 +109,7 @@ def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):
         (["recipe:demo", "x", "--chat"], "PROMPT"),
         (["recipe:demo", ""], "no tokens"),
         (["recipe:demo"], "the prompt is empty"),
+        (["recipe:demo", "What is 2+2?"], "has no token for the character 'W'"),
         (["recipe:demo", PROMPT, "--system", "be kind"], "data.system_prompt"),
         (
             ["recipe:demo", PROMPT, "--max-tokens", "768"],
