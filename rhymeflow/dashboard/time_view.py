@@ -29,7 +29,6 @@ BATCHES = 8  # most batches in a response: the newest that filled in its time
 POINTS = 100  # number of points of a batch's filling
 READING_SECONDS = 0.25  # time for reading the log in one request; the page asks again for the rest
 EVENTS_AT_ONCE = 5_000
-LIMIT_ROWS = 1_000  # last rows of metrics from which the run's limit is computed
 LEARNER, ENVIRONMENTS = "learner", "environments"  # lanes besides those of instances
 
 _BEGINS = {
@@ -394,7 +393,7 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _latest(run: Run, timeline: RunTimeline) -> dict[str, Any] | None:
     """Return the run's limit in the terminal's words and the shares of time, None at first."""
-    rows = [row for row in run.metrics.rows()[-LIMIT_ROWS:] if row.get("step_time")]
+    rows = [row for row in run.metrics.rows() if row.get("step_time")]
     attempts = timeline.reader.attempts()
     limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None
     if limit is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -19,13 +18,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.core.types import CUT, HELD_OUT, TrajectoryId
+from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.time_view import LIMIT_ROWS
 from rhymeflow.learner.algorithms.advantages import batch_advantages, shaped_rewards
 from rhymeflow.observe import query
-from rhymeflow.observe.limits import of_rows
 from rhymeflow.observe.metrics import by_step, is_time_weighted
 from rhymeflow.observe.query import SHOWN_PROMPT, TokenTexts, draft_figures, drafts_by_epoch
 from rhymeflow.store.checkpoint_dirs import paths_of
@@ -47,26 +44,21 @@ AN_END = 8
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Return `query.overview` with the run's `state`, its `limit`, how many `rows` of metrics there
-    are, the `held_out` reward of the first, the best and the last evaluation, each as (step, mean,
-    standard error), and `SHOWN` of the `first` and the `last` `AN_END` steps."""
+    """Return `query.overview` with the run's `name`, how many `rows` of metrics there are, the
+    `held_out` reward of the first, the best and the last evaluation, each as (step, mean, standard
+    error), and `SHOWN` of the `first` and the `last` `AN_END` steps."""
     steps = by_step(rows := run.metrics.rows())
     rewards = query.held_out(steps)
     chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
     with run.reader() as reader:
         found = query.overview(run.directory, reader, rows, run.verdicts)
-        state = query.state_of(run.directory, reader)
-    newest = [*steps.values()][-LIMIT_ROWS:]
-    limit = of_rows(newest, found["bound"]) if found["attempts"] else None
     trained = [[row.get(name) for name in SHOWN] for row in steps.values() if row.get("step_time")]
     return found | {
         "name": run.name,
-        "state": state,
         "rows": len(rows),
         "first": trained[:AN_END],
         "last": trained[-AN_END:],
         "held_out": [(step, rewards[step], steps[step].get(STDERR)) for step in chosen],
-        "limit": limit and limit.line,
     }
 
 
@@ -76,11 +68,6 @@ POINTS = 1_000
 """Most points of a curve. If there are more rows, a point is the mean of several (weighted by their
 time, if the metric is a share of time), with their least and greatest values."""
 _NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
-
-# Of a suite, by version: number, sum and sum of squares of the mean rewards of its prompts.
-_EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
-    (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
-    GROUP BY version"""
 
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
@@ -98,8 +85,11 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
         for name in names
     }
     if REWARD in found and "low" not in found[REWARD]:
-        with run.reader() as reader:
-            found[REWARD] |= _intervals(found[REWARD], reader)
+        is_known = ~np.isnan(rewards := column(REWARD))
+        rewards, widths = rewards[is_known], _NORMAL_95 * column(STDERR)[is_known]
+        if len(rewards) and not np.isnan(widths).any():  # of a single prompt there is none
+            low, high = (rewards - widths).tolist(), (rewards + widths).tolist()
+            found[REWARD] |= {"low": low, "high": high, "is_interval": True}
     return found
 
 
@@ -108,24 +98,6 @@ def meanings(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     from rhymeflow.observe.meanings import meaning_of  # it imports the configuration
 
     return {name: meaning[1:] for name in names if (meaning := meaning_of(name))}
-
-
-def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:
-    """Return `low` and `high` of each point of held-out rewards; {} if answers of a point are not
-    stored, or are to a single prompt."""
-    widths = {
-        version: _NORMAL_95 * math.sqrt(max(squares - total**2 / count, 0) / (count - 1) / count)
-        for version, count, total, squares in reader.query(_EVALUATIONS, HELD_OUT)
-        if count > 1
-    }
-    if not points["step"] or any(step not in widths for step in points["step"]):
-        return {}
-    pairs = [(y, widths[step]) for step, y in zip(points["step"], points["value"], strict=True)]
-    return {
-        "low": [value - width for value, width in pairs],
-        "high": [value + width for value, width in pairs],
-        "is_interval": True,
-    }
 
 
 def _points(

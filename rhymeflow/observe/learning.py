@@ -341,17 +341,7 @@ def within_noise(first: HeldOut, last: HeldOut) -> Verdict | None:
 
 
 _RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
-    *(
-        _gradient,
-        _collapse,
-        _does_not_rise,
-        _constant,
-        _no_spread,
-        _cut,
-        _entropy,
-        _filtered,
-        _failed,
-    ),
-    *(_not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell, _behind),
-)
+    _gradient, _collapse, _does_not_rise, _constant, _no_spread, _cut, _entropy, _filtered, _failed,
+    _not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell, _behind,
+)  # fmt: skip
 """In the order in which their verdicts are shown."""

@@ -17,7 +17,7 @@ or more."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ LimitKind = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
 WINDOW = 8
 BUSY = 0.15
 MARGIN = 0.05
+LAST_ROWS = 1_000  # rows of metrics that `of_rows` reads, the last ones
 
 _SAID: Mapping[LimitKind, str] = {
     "balanced": "balanced",
@@ -99,9 +100,9 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
     return "bound" if is_at_bound else "elsewhere"
 
 
-def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
+def of_rows(rows: Sequence[Mapping[str, Any]], bound: int) -> Limit | None:
     """Return the limit by the metrics of a run's steps, None if no step has idle shares."""
     limits = Limits(bound)
-    for row in rows:
+    for row in rows[-LAST_ROWS:]:
         limits.add(row)
     return limits.now

@@ -23,10 +23,17 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.observe.curve import curve
 from rhymeflow.observe.learning import Verdict
 from rhymeflow.observe.limits import Limit
-from rhymeflow.observe.printable import clock, excerpt, means, number, printable, sparkline
+from rhymeflow.observe.printable import (
+    clock,
+    curve,
+    excerpt,
+    means,
+    number,
+    printable,
+    sparkline,
+)
 
 _REDRAW_SECONDS = 0.2
 _SPARKLINE_STEPS = 24

@@ -142,11 +142,12 @@ def overview(
     rows: Sequence[metrics.Row],
     verdicts: LiveVerdicts | None = None,
 ) -> Record:
-    """Configuration, progress and names of metrics (of `rows`): the part of `run` that the pages
-    ask for every second. `verdicts`: those of the run so far."""
+    """Configuration, state, progress, limit and names of metrics (of `rows`): the part of `run`
+    that the pages ask for every second. `verdicts`: those of the run so far."""
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     max_steps = config.get("learner", {}).get("max_steps")
+    limit = limits.of_rows(rows, bound(config)) if attempts else None
     events, seconds = reader.last_event()
     endings = dict(reader.query(_ENDINGS))
     times = {row["step"]: row["step_time"] for row in rows if row.get("step_time")}
@@ -166,6 +167,8 @@ def overview(
         "groups": sum(endings.values()),
         "endings": endings,
         "ended": _has_ended(reader),
+        "state": state_of(run_dir, reader),
+        "limit": None if limit is None else {**vars(limit), "line": limit.line},
         "verdicts": (verdicts or LiveVerdicts()).after(reader, rows),
         "metrics": list(dict.fromkeys(name for row in rows for name in row)),
     }
@@ -185,16 +188,13 @@ def emulated(config: Record) -> str:
 
 
 def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
-    """What `overview` says, and the run's state, last metrics, staleness and what limits it."""
-    found, steps = overview(run_dir, reader, rows), metrics.by_step(rows)
-    limit = limits.of_rows(steps.values(), found["bound"]) if found["attempts"] else None
+    """What `overview` says, and the run's last metrics and staleness."""
+    steps = metrics.by_step(rows)
     return {
-        **found,
-        "state": state_of(run_dir, reader),
+        **overview(run_dir, reader, rows),
         "latest": steps[max(steps)] if any(steps) else None,
         "held_out": [*map(list, held_out(steps).items())],
         "staleness": {str(versions): count for versions, count in staleness(reader).items()},
-        "limit": None if limit is None else {**vars(limit), "line": limit.line},
     }
 
 

@@ -315,20 +315,21 @@ def test_points_are_means_where_there_are_many(tmp_path):
     assert set(found["idle/learner"]["weight"]) == {10.0}, "for means of these"
 
 
-# -- curves beside each other ----------------------------------------------------------------------
-
-
 def test_held_out_rewards_have_the_interval_of_their_mean(client, run_dir):
-    """Over prompts: the mean of a prompt's answers is one number."""
-    with stored(run_dir) as store:
-        for version, rewards in ((0, ((0.0, 1.0), (0.0, 0.0))), (4, ((1.0, 1.0), (0.0, 1.0)))):
-            for row, answers in enumerate(rewards):
-                answered(store, -1 - version - row, answers, row=row, version=version)
-    found = client.ask("runs/a-run/metrics", name=["eval/reward"])["eval/reward"]
-    assert found["is_interval"]
-    width = 1.96 * 0.5 / 2  # means of 0.5 and 0, and of 1 and 0.5: a standard error of 0.25
-    assert found["low"] == pytest.approx([0.25 - width, 0.75 - width])
-    assert found["high"] == pytest.approx([0.25 + width, 0.75 + width])
+    """By the standard error over prompts that was recorded with them."""
+    rows = [
+        {"step": 0, "time": 0, "eval/reward": 0.25},
+        {"step": 4, "time": 9, "eval/reward": 0.75},
+    ]
+    asked = "runs/a-run/metrics"
+    for errors in ((0.125, 0.25), (0.125, None)):
+        lines = [row | {"eval/held_out/stderr": e} for row, e in zip(rows, errors, strict=True)]
+        (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        found = client.ask(asked, name=["eval/reward"])["eval/reward"]
+        assert ("is_interval" in found) == (None not in errors)
+        if None not in errors:
+            assert found["low"] == pytest.approx([0.25 - 1.96 * 0.125, 0.75 - 1.96 * 0.25])
+            assert found["high"] == pytest.approx([0.25 + 1.96 * 0.125, 0.75 + 1.96 * 0.25])
 
 
 # -- a response ------------------------------------------------------------------------------------

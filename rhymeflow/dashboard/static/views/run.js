@@ -128,7 +128,7 @@ function time(run) {
 function pace(run) {
   const known = run.last.filter((row) => row[RATE] !== null), sum = (of) => known.reduce((all, row) => all + of(row), 0);
   const rate = known.length ? sum((row) => row[RATE] * row[SECONDS]) / sum((row) => row[SECONDS]) : null;
-  return stat("Pace", h("span", { class: "value words" }, run.limit ? capital(run.limit) : "–"),
+  return stat("Pace", h("span", { class: "value words" }, run.limit ? capital(run.limit.line) : "–"),
     rate === null ? "" : `${number(Math.round(rate))} tokens/s generated (last ${plural(run.last.length, "step")})`, { "data-fact": "pace" });
 }
 
