@@ -23,9 +23,9 @@ from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import Prompt, told
 from rhymeflow.engine.vllm.installed import ADAPTER_RANKS, check_installed
 from rhymeflow.environments.template import template_in
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, within
 from rhymeflow.models.adapter_files import ALL_LINEAR, adapter_for, check_trained
-from rhymeflow.models.source import check_files, of_teacher, other_base
+from rhymeflow.models.source import check_files, other_base
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.sandbox import programs
@@ -72,7 +72,7 @@ def before_start(config: Config) -> None:
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
     if config.teacher_model is not None:
-        with of_teacher():
+        with within("learner.distillation.teacher"):
             check_files(config.teacher_model)
     if isinstance(config.data.chat_template, str):
         template_in(config.data.chat_template)
@@ -234,7 +234,7 @@ def _check_teacher(config: Config, tokenizer: Tokenizer, prompts: list[Prompt]) 
     from rhymeflow.models.tokenizer import check_teacher  # loads transformers
 
     if (model := config.teacher_model) is not None:
-        with of_teacher():
+        with within("learner.distillation.teacher"):
             check_teacher(model, tokenizer)
             own = {"name": model.name, "lora": LoraConfig()}
             prove(config.changed(model=own), has_engine=False)
@@ -280,7 +280,5 @@ def _check_rows(config: Config, prompts: list[Prompt]) -> None:
     environments.check_rows(config, prompts)
     for judge in map(Judge, config.reward.functions):
         for each in prompts:
-            try:
+            with within(each.where):
                 judge.check_columns(each.columns)
-            except UserError as error:
-                raise UserError(f"{each.where}: {error}") from None

@@ -6,7 +6,8 @@ and keeps its traceback."""
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -19,6 +20,15 @@ class RunError(RuntimeError):
 
 class StorageError(RunError):
     """The disk is full, or files of the run are missing or damaged; the message says what to do."""
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """Put `where` before the message of a `UserError` in the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def counted(number: int, noun: str) -> str:

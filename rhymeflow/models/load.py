@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -124,7 +125,8 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     if is_text_alone:  # it is saved as a text model
         del model._weight_conversions
     _check_complete(source, report)
-    _check_finite(source, model)
+    for name, parameter in model.named_parameters():
+        check_finite(source, name, parameter)
     forget_quantization(model)
     model.to(device).eval()  # type: ignore[arg-type]
     return model
@@ -333,14 +335,13 @@ def _check_complete(source: Source, report: dict[str, Any]) -> None:
         )
 
 
-def _check_finite(source: Source, model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
-        count = parameter.numel() - int(parameter.isfinite().sum())
-        if count:
-            raise UserError(
-                f"model.name = {source.name!r}: {count:,} of the {parameter.numel():,} numbers of "
-                f"{name} are NaN or infinite"
-            )
+def check_finite(source: Source, what: str, values: Tensor) -> None:
+    """Raise `UserError` if some of the model's numbers are NaN or infinite; `what` names them."""
+    if count := values.numel() - int(values.isfinite().sum()):
+        raise UserError(
+            f"model.name = {source.name!r}: {count:,} of the {values.numel():,} numbers of {what} "
+            "are NaN or infinite"
+        )
 
 
 _NO_ENCODERS = {"gpt_neox", "gpt_neox_japanese"}

@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
-from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.buffers import buffers_of, keep_precision, published_buffers
-from rhymeflow.models.load import load_config, load_model, unfilled_model
+from rhymeflow.models.load import check_finite, load_config, load_model, unfilled_model
 from rhymeflow.models.lora import NARROW, attach, versioned
 from rhymeflow.models.source import Source, explained, offline, readable
 
@@ -72,12 +71,7 @@ class WeightRows:
             stored = file.get_slice(name)
             is_number = not stored.get_shape()  # of which no slice can be taken
             values: Tensor = (file.get_tensor(name)[None] if is_number else stored)[rows].float()
-        count = values.numel() - int(values.isfinite().sum())
-        if count:
-            raise UserError(
-                f"model.name = {self._source.name!r}: {count:,} of the {values.numel():,} numbers "
-                f"in rows {rows.start:,} to {rows.stop:,} of {name} are NaN or infinite"
-            )
+        check_finite(self._source, f"rows {rows.start:,} to {rows.stop:,} of {name}", values)
         return values
 
 

@@ -75,15 +75,6 @@ def locate(config: ModelConfig) -> Source:
     return Source(config.name, config.name, config.gguf_file, is_hub=True)
 
 
-@contextmanager
-def of_teacher() -> Iterator[None]:
-    """Say in a `UserError` that the model is the teacher, not the policy."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"learner.distillation.teacher: {error}") from None
-
-
 def _package_directory(package: str) -> Path:
     if not package.isidentifier():
         raise UserError(f"model.name = 'package:{package}': {package!r} is not a package's name")

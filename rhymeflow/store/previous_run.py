@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, within
 from rhymeflow.store.reader import Attempt, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -29,13 +29,11 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
     from rhymeflow.config.load import read_config
 
     path = Path(run_dir)
-    try:
+    with within(field):
         store, config_file = store_of(path), path / "config.yaml"
         if not config_file.is_file():
             raise UserError(f"{path}: is not a run directory, it has no {config_file.name}")
         return PreviousRun(read_config(str(config_file)), TrajectoryReader(store))
-    except UserError as error:
-        raise UserError(f"{field}: {error}") from None
 
 
 def check(run_dir: str | None, field: str) -> None:

@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import log_metrics
 from transformers.trainer_utils import TrainOutput
 
 from rhymeflow.config import RewardFunction
-from rhymeflow.errors import UserError, counted
+from rhymeflow.errors import UserError, counted, within
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.callbacks import Rhythm
 from rhymeflow.trainer.trainer import beside, latest
@@ -39,7 +39,6 @@ from rhymeflow.trl.translate import (
     adapter_fields,
     distillation,
     grpo,
-    of,
     optimizer_steps,
     rloo,
     run_fields,
@@ -106,14 +105,14 @@ class GRPOTrainer(Trainer):
         if args is None:
             args = self.config_class(f"{_short_name(model)}-{title.removesuffix('Trainer')}")
         given, notices = values_of(args, config_class)
-        with of(config_class.__name__):
+        with within(config_class.__name__):
             steps, num_rows = steps_in(given), _num_rows(train_dataset)
             max_steps = optimizer_steps(given, steps, num_rows)
             length = RunLength(steps, max_steps, num_rows)
             fields = run_fields(given, length) | self.objective(given)
         _check_evaluation(given, eval_dataset, title)
         if peft_config is not None:
-            with of(title):
+            with within(title):
                 fields |= adapter_fields(peft_config, notices)
         actual_steps = fields["learner.max_steps"] * steps.per_version
         if actual_steps != max_steps:

@@ -10,8 +10,7 @@ TRL takes on one generation batch (or the one step that spans several).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
@@ -41,15 +40,6 @@ UNBOUNDED = 1e9
 
 UNLIMITED_TURNS = 1_000_000
 """For TRL's default, which has no limit: `max_completion_length` ends every response."""
-
-
-@contextmanager
-def of(name: str) -> Iterator[None]:
-    """Say in a `UserError` that it is about this configuration or trainer."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 class Steps(NamedTuple):

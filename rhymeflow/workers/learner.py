@@ -21,6 +21,7 @@ from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.emulation import Pace, pace_of
+from rhymeflow.errors import within
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import ALONE, MeetingPlace, Ranks, address_of, meeting_place, own_gpu
@@ -31,7 +32,6 @@ from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.rows import WeightRows, policy_rows
-from rhymeflow.models.source import of_teacher
 from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.store.handle import explained, store_reader
@@ -176,7 +176,7 @@ class LearnerProcess:
         common = (tokenizer, config.learner, config.rollout, dtype, ranks)
         teacher: dict[str, Any] = {}
         if config.teacher_model is not None:
-            with of_teacher():
+            with within("learner.distillation.teacher"):
                 teacher = self._teacher(config.teacher_model, tokenizer, dtype, device)
         if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.

@@ -1,6 +1,5 @@
 """metrics.jsonl, read back; trackers."""
 
-import inspect
 import math
 import runpy
 import signal
@@ -88,7 +87,7 @@ def test_tensorboard_has_the_same_numbers_and_not_what_a_resumed_run_does_again(
 
 
 class FakeTracker:
-    """Stands for the module `wandb` or `trackio`, and for the run that `init` returns."""
+    """Stands for the module of a tracker, and for the run that `init` returns."""
 
     id = "abc123"
 
@@ -96,8 +95,9 @@ class FakeTracker:
         self.calls: list[tuple] = []
 
     def init(self, **how):
-        how.pop("dir", None)
-        self.calls.append(("init", {k: v for k, v in how.items() if v is not None}))
+        folders = ("dir", "logdir")
+        given = {k: v for k, v in how.items() if v is not None and k not in folders}
+        self.calls.append(("init", given))
         self.name = how.get("name")
         return self
 
@@ -111,25 +111,36 @@ class FakeTracker:
         self.calls.append(("finish",))
 
 
+WANDB = {"entity": "us", "tags": ("a", "b")}
+SWANLAB = {"workspace": "us", "tags": ["a", "b"]}
+AGAIN = {"id": "abc123", "resume": "allow"}
+
+
 @pytest.mark.parametrize(
-    ("name", "first", "again"),
+    ("name", "labels", "first", "again"),
     [
-        ("wandb", {}, {"id": "abc123", "resume": "allow", "allow_val_change": True}),
-        ("trackio", {"resume": "never"}, {"resume": "allow", "name": "demo"}),
+        ("wandb", WANDB, WANDB, WANDB | AGAIN | {"allow_val_change": True}),
+        ("trackio", {}, {"resume": "never"}, {"resume": "allow", "name": "demo"}),
+        ("swanlab", WANDB, SWANLAB, SWANLAB | AGAIN),
     ],
 )
 def test_trackers_get_the_rows_and_a_resumed_run_goes_on_in_its_run(
-    tmp_path, monkeypatch, name, first, again
+    tmp_path, monkeypatch, name, labels, first, again
 ):
-    """Also if its directory was moved, and the run would be called otherwise now."""
+    """Also if its directory was moved, and the run would be called otherwise now. Ctrl-C is left
+    to the run."""
     fake = FakeTracker()
     monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
-    run = RunConfig(report_to=(name,))
+    ours, init = signal.getsignal(signal.SIGINT), fake.init
+    if name == "swanlab":  # takes it
+        fake.init = lambda **how: signal.signal(signal.SIGINT, signal.SIG_IGN) and init(**how)
+    run = RunConfig(report_to=(name,), project="mine", run_group="sweep", **labels)
     writer = MetricsWriter(tmp_path, run=run, name="demo", config={"seed": 1})
     writer.write(1, 0.5, {"reward": 0.5})
     writer.close()
     MetricsWriter(tmp_path, run=run, name="moved", config={}).close()
-    common = {"project": "rhymeflow", "config": {}}
+    assert signal.getsignal(signal.SIGINT) is ours
+    common = {"project": "mine", "group": "sweep", "config": {}}
     assert fake.calls == [
         ("init", common | {"name": "demo", "config": {"seed": 1}} | first),
         ("log", {"step": 1, "reward": 0.5}),
@@ -139,49 +150,6 @@ def test_trackers_get_the_rows_and_a_resumed_run_goes_on_in_its_run(
     ]
 
 
-def wandb_init(
-    entity=None, project=None, dir=None, id=None, name=None, notes=None, tags=None, config=None,
-    config_exclude_keys=None, config_include_keys=None, allow_val_change=None, group=None,
-    job_type=None, mode=None, force=None, reinit=None, resume=None, resume_from=None,
-    fork_from=None, save_code=None, tensorboard=None, sync_tensorboard=None, monitor_gym=None,
-    settings=None,
-):  # fmt: skip
-    """As wandb 0.20 and later have it."""
-
-
-def trackio_init(
-    project, name=None, group=None, space_id=None, space_storage=None, dataset_id=None,
-    config=None, resume="never", settings=None, private=None, embed=True, auto_log_gpu=None,
-    gpu_log_interval=10.0,
-):  # fmt: skip
-    """As trackio has it."""
-
-
-@pytest.mark.parametrize(
-    ("name", "init", "has"),
-    [
-        ("wandb", wandb_init, {"entity": "us", "group": "sweep", "tags": ("a", "b")}),
-        ("trackio", trackio_init, {"group": "sweep"}),
-    ],
-)
-def test_project_team_group_and_tags_are_passed_on_also_to_a_run_that_goes_on(
-    tmp_path, monkeypatch, name, init, has
-):
-    fake = FakeTracker()
-    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
-    labels = {"project": "mine", "run_group": "sweep"}
-    if name == "wandb":
-        labels |= {"entity": "us", "tags": ("a", "b")}
-    run = RunConfig(report_to=(name,), **labels)
-    for _ in range(2):
-        MetricsWriter(tmp_path, run=run, name="demo", config={}).close()
-    calls = [call for what, *call in fake.calls if what == "init"]
-    for (given,) in calls:
-        inspect.signature(init).bind(**given)
-        assert given.items() >= {"project": "mine", **has}.items()
-    assert [call.get("resume") == "allow" for (call,) in calls] == [False, True]
-
-
 def test_wandbs_own_variable_names_the_project(tmp_path, monkeypatch):
     monkeypatch.setitem(metrics.importlib.sys.modules, "wandb", fake := FakeTracker())
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
@@ -189,32 +157,6 @@ def test_wandbs_own_variable_names_the_project(tmp_path, monkeypatch):
         run = RunConfig(report_to=("wandb",), project=project)
         MetricsWriter(tmp_path, run=run, name="demo", config={}).close()
         assert fake.calls[-2][1]["project"] == expected
-
-
-def swanlab_init(
-    *, reinit=None, log_dir=None, mode=None, workspace=None, project=None, public=None, name=None,
-    color=None, description=None, job_type=None, group=None, tags=None, id=None, resume=None,
-    parallel=None, config=None, settings=None, callbacks=None, logdir=None,
-):  # fmt: skip
-    """As SwanLab 0.10 has it, with the older name that it takes too; it takes Ctrl-C as well."""
-
-
-def test_a_run_in_swanlab_goes_on(tmp_path, monkeypatch):
-    fake = FakeTracker()
-    monkeypatch.setitem(metrics.importlib.sys.modules, "swanlab", fake)
-    ours, init = signal.getsignal(signal.SIGINT), fake.init
-    fake.init = lambda **how: signal.signal(signal.SIGINT, signal.SIG_IGN) and init(**how)
-    run = RunConfig(report_to=("swanlab",), project="mine", entity="us", tags=("a",))
-    for _ in range(2):
-        writer = MetricsWriter(tmp_path, run=run, name="demo", config={})
-        writer.write(3, 0.5, {"reward": 0.5})
-        writer.close()
-    first, again = (call[1] for call in fake.calls if call[0] == "init")
-    assert signal.getsignal(signal.SIGINT) is ours
-    inspect.signature(swanlab_init).bind(**first)
-    assert (first["workspace"], first["name"], first["tags"]) == ("us", "demo", ["a"])
-    assert again == first | {"id": "abc123", "resume": "allow"}
-    assert ("log", {"step": 3, "reward": 0.5}) in fake.calls
 
 
 class FakeMlflow:

@@ -140,17 +140,6 @@ def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads() -> N
     assert refusal(values_of, other).endswith("vllm_mode = 'remote': colocate or server")
 
 
-def test_how_else_to_sample_is_refused_by_name() -> None:
-    for given in (
-        {"generation_kwargs": {"stop": ["\n"]}},
-        {"generation_kwargs": '{"stop_strings": ["."]}'},
-        {"repetition_penalty": 1.1},
-        {"min_p": 0.1},
-    ):
-        (name,) = given
-        assert refusal(values_of, GRPOConfig("out", **given)).startswith(f"GRPOConfig: {name} = ")
-
-
 def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
     later = dataclasses.make_dataclass(
         "GRPOConfig", [("new_trick", bool, False)], bases=(trl.GRPOConfig,)
