@@ -324,11 +324,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def _evaluation_config(args: argparse.Namespace) -> Config:
     """Return the configuration to evaluate a model with. By default a run's checkpoint is evaluated
     as the run evaluates, and a recipe's model as the recipe does; on data that is given, on all."""
-    model = _resolved_model(args.model)
-    if "model.name" in args.overrides:
-        raise UserError(f"--model: the model is {model!r} already")
-    overrides = {**args.overrides, "model.name": model}
-    source = args.recipe or _own_configuration(args.model, model)
+    source, overrides = _source(args)
     if source is None and "eval.suites" in overrides:
         config = parse_config("", overrides, where="the command line")
     else:
@@ -349,6 +345,16 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
 
 
 _HOLD_OUT = {"data.eval_source", "data.eval_size"}
+
+
+def _source(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
+    """Return the recipe or file to configure the model of `args` by, if there is one, and the
+    overrides with that model."""
+    if "model.name" in args.overrides:
+        raise UserError(f"--model: the model is {args.model!r} already")
+    model = _resolved_model(args.model)
+    source = args.recipe or _own_configuration(args.model, model)
+    return source, {**args.overrides, "model.name": model}
 
 
 def _own_configuration(given: str, model: str) -> str | None:
@@ -423,11 +429,7 @@ def generate(args: argparse.Namespace) -> None:
 
 def render(args: argparse.Namespace) -> None:
     """Show prompts as the policy reads them."""
-    if "model.name" in args.overrides:
-        raise UserError(f"--model: the model is {args.model!r} already")
-    model = _resolved_model(args.model)
-    source = args.recipe or _own_configuration(args.model, model)
-    overrides = {**args.overrides, "model.name": model}
+    source, overrides = _source(args)
     if source is None:
         config = parse_config("", overrides, where="the command line")
     else:

@@ -284,17 +284,13 @@ class Advisor:
     def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
         """Return the advice, or `{"working": True}` until it is ready; `anew`: compute it again.
         Raises `UserError` if the run cannot be simulated."""
+        from rhymeflow.sim.advice import advise  # not above: pages do not need the simulator
+
         with self._lock:
             future = self._futures.get(run.name)
             if future is None or (anew and future.done()):
-                future = self._futures[run.name] = self._pool.submit(_advise, run.directory)
+                future = self._futures[run.name] = self._pool.submit(advise, run.directory)
         if not future.done():
             return {"working": True}
         advice = future.result()
         return vars(advice) | {"recommended": advice.recommended}
-
-
-def _advise(run_dir: Path) -> Advice:
-    from rhymeflow.sim.advice import advise  # not above: pages do not need the simulator
-
-    return advise(run_dir)

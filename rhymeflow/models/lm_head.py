@@ -33,7 +33,8 @@ class LMHead:
         """Update the copy of the weight after the model's weights changed."""
         weight = self._linear.weight
         if weight.device.type == "cpu" and weight.dtype != torch.float64:
-            weight_VD, bias_V = weight.detach().float(), _as_float(self._linear.bias)
+            weight_VD, bias_V = weight.detach().float(), self._linear.bias
+            bias_V = None if bias_V is None else bias_V.detach().float()
             unpacked = partial(F.linear, weight=weight_VD, bias=bias_V)
             self._float_product = unpacked if self._many_rows else packed(weight_VD, bias_V)
 
@@ -73,7 +74,3 @@ def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
     factor *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
     factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling  # Granite, MiniCPM3
     return factor, getattr(config, "final_logit_softcapping", None)  # Gemma, NanoChat
-
-
-def _as_float(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach().float()

@@ -163,14 +163,11 @@ def _gradient(seen: Seen) -> Verdict | None:
     if broken:
         said = f"the gradient was not finite in {broken} of the last {WINDOW} steps"
         return Verdict("gradient not finite", said, "lower learner.learning_rate")
-    if all(row["grad_norm"] == 0 for row in rows) and not _is_flat(rows):
+    is_flat = all(row.get("frac_reward_zero_std") == 1.0 for row in rows)
+    if all(row["grad_norm"] == 0 for row in rows) and not is_flat:
         said = f"the gradient of the last {WINDOW} steps is exactly 0"
         return Verdict("gradient 0", said, "see whether every parameter is frozen")
     return None
-
-
-def _is_flat(rows: Sequence[Row]) -> bool:
-    return all(row.get("frac_reward_zero_std") == 1.0 for row in rows)
 
 
 def _collapse(seen: Seen) -> Verdict | None:

@@ -126,9 +126,10 @@ class _Online:
     ) -> None:
         self._run_dir, self._labels = run_dir, run
         self._common = {"project": run.project or PROJECT, "config": dict(config)}
-        known = _runs(run_dir).get(self.tracker)
-        found = self._open(importlib.import_module(self.tracker), name, known)
-        _remember(run_dir, self.tracker, found)
+        runs = _runs(run_dir)
+        found = self._open(importlib.import_module(self.tracker), name, runs.get(self.tracker))
+        text = json.dumps(runs | {self.tracker: found}, indent=2)
+        disk.replace(run_dir / RUNS, f"{text}\n".encode())
 
     def _open(self, module: Any, name: str, known: str | None) -> str:
         raise NotImplementedError
@@ -243,11 +244,6 @@ def _runs(run_dir: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(known, str) for known in found.values()):
         raise UserError(f"{path}: should hold the name or id of a run for each tracker")
     return found
-
-
-def _remember(run_dir: Path, tracker: str, run: str) -> None:
-    text = json.dumps(_runs(run_dir) | {tracker: run}, indent=2)
-    disk.replace(run_dir / RUNS, f"{text}\n".encode())
 
 
 def time_weighted_mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:

@@ -242,12 +242,9 @@ class Trainer:
         """The newest checkpoint of this trainer's run, or with `takes_best` the best one."""
         if not self._has_begun:
             return None
-        paths = self._checkpoints()
+        paths = paths_of(self.run_dir)
         best = self._best(paths) if self.takes_best else None
         return paths[max(paths) if best is None else best] if paths else None
-
-    def _checkpoints(self) -> dict[int, Path]:
-        return paths_of(self.run_dir)
 
     def _best(self, versions: Iterable[int]) -> int | None:
         """Return the newest of these versions with the greatest `run.best_metric`; None if none has
@@ -414,7 +411,7 @@ class Trainer:
         losses = [row["loss"] for row in rows.values() if row.get("loss") is not None]
         whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
         state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
-        paths = self._checkpoints()
+        paths = paths_of(self.run_dir)
         if (best := self._best(paths)) is not None:
             state.best_metric = rows[best][self.config.run.best_metric]
             state.best_global_step = best * self.rhythm.steps_per_version
