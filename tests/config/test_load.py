@@ -1,8 +1,6 @@
 """Settings: what is read, what is written back, and each mistake's message."""
 
 # ruff: noqa: E501 (the table of mistakes reads best with one a line)
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -86,7 +84,7 @@ def sections(section: type[Section]) -> st.SearchStrategy[Any]:
 @example({"name": "\x85"})
 @example({"data": {"options": {"": float("inf"), "a": [-float("inf")]}}})
 @example({"name": "a\u2028b \u2029"})
-def test_what_is_written_reads_back_equal(values: dict[str, Any]) -> None:
+def test_what_is_written_reads_back_equal(values):
     try:
         config = Config(**values)
     except ValidationError:
@@ -95,7 +93,7 @@ def test_what_is_written_reads_back_equal(values: dict[str, Any]) -> None:
 
 
 @given(TEXTS.filter(lambda text: text != "null"))
-def test_a_text_field_gets_an_override_as_it_was_typed(text: str) -> None:
+def test_a_text_field_gets_an_override_as_it_was_typed(text):
     assert parse_config("", {"data.system_prompt": text}).data.system_prompt == text
 
 
@@ -132,22 +130,22 @@ def test_a_text_field_gets_an_override_as_it_was_typed(text: str) -> None:
           for text in ("file.py:Class", "[file.py:Class]", "{environment: file.py:Class}")),
     ],
 )  # fmt: skip
-def test_what_is_read(text: str, overrides: dict[str, str], path: str, expected: Any) -> None:
+def test_what_is_read(text, overrides, path, expected):
     assert attrgetter(path)(parse_config(text, overrides)) == expected
 
 
-def test_values_may_be_nested_to_fifty_levels() -> None:
+def test_values_may_be_nested_to_fifty_levels():
     lists = "[" * 48 + "]" * 48
     read = parse_config(f"data: {{options: {{a: {lists}}}}}").data.options["a"]
     assert json.dumps(read) == lists
 
 
 @pytest.mark.parametrize("text", ["on", "no", "y", "2026-01-01", "1_000", "012:30", "=", "0b1"])
-def test_words_stay_words(text: str) -> None:
+def test_words_stay_words(text):
     assert parse_config(f"name: {text}").name == text
 
 
-def test_one_value_is_a_list_of_one() -> None:
+def test_one_value_is_a_list_of_one():
     """On the command line, in a file and from Python."""
     given = {"run.report_to": "wandb", "environment.tools": "x.py:f", "learner.cpus": "3"}
     for config in (
@@ -163,7 +161,7 @@ def test_one_value_is_a_list_of_one() -> None:
     assert parse_config("", cpus).rollout.cpus == ((0,), (1,))
 
 
-def test_a_file_may_name_what_options_name() -> None:
+def test_a_file_may_name_what_options_name():
     text = "model: models/tiny\ndata: sums.csv\nreward: judge.py:even\nschedule: partial"
     config = parse_config(text, {"data.size": "3"})
     assert (config.model.name, config.data.source, config.data.size) == (
@@ -179,13 +177,13 @@ def test_a_file_may_name_what_options_name() -> None:
             assert path == f"{option}.{section.by_name}"
 
 
-def test_usual_names_are_those_of_fields() -> None:
+def test_usual_names_are_those_of_fields():
     for name in USUAL:
         assert path_named(name) in field_paths()
     assert not USUAL.keys() & {path.rpartition(".")[2] for path in field_paths()}
 
 
-def test_split_overrides() -> None:
+def test_split_overrides():
     arguments = ["demo", "--learner.beta", "-1", "--dry-run", "--name=x", "--schedule=partial"]
     rest, overrides = split_overrides(arguments)
     assert rest == ["demo", "--dry-run"]
@@ -254,9 +252,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("text", "overrides", "parts"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_clear_line(
-    text: str, overrides: dict[str, str], parts: list[str]
-) -> None:
+def test_a_mistake_is_one_clear_line(text, overrides, parts):
     message = refusal(parse_config, text, overrides, where="f.yaml")
     for part in parts:
         assert part in message
@@ -270,11 +266,11 @@ def test_a_mistake_is_one_clear_line(
         (["--learner.beta", "1", "--learner.beta=2"], "--learner.beta: given twice"),
     ],
 )
-def test_a_mistaken_override_is_named(arguments: list[str], part: str) -> None:
+def test_a_mistaken_override_is_named(arguments, part):
     assert part in refusal(split_overrides, arguments)
 
 
-def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     recipes = tmp_path / "recipes"
     recipes.mkdir()
     (recipes / "demo.yaml").write_text("# A demon-\n# stration.\n# Needs: no more.\nname: demo\n")
@@ -315,11 +311,11 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:
+def test_build_names_mistakes(given, part):
     assert re.search(part, refusal(build_config, given, where="T"))
 
 
-def test_names_alone_are_those_of_a_run() -> None:
+def test_names_alone_are_those_of_a_run():
     """Section `sft` has fields that are called as the learner's, and is no part of a run."""
     given = {"learning_rate": 1e-3, "max_steps": 7, "size": 5, "output_dir": "there"}
     config = build_config(given | {"rollout.num_threads": 2, "name": "mine"}, where="T")

@@ -1,10 +1,7 @@
 """`rhymeflow sft` from files to a checkpoint that can be trained on."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from tests.runtime.tiny import save_model
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     """A model's configuration and tokenizer, without weights."""
     return save_without_weights(tmp_path / "tiny", "abc?", 16)
 
@@ -35,9 +32,7 @@ def sft(*arguments: object) -> int:
     return cli.main(["sft", *map(str, arguments)])
 
 
-def test_a_model_from_nothing_and_further_from_its_weights(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_from_nothing_and_further_from_its_weights(tiny, tmp_path, capsys):
     data = rows(
         tmp_path / "rows.jsonl",
         *({"prompt": f"{each}?", "completion": each * 3} for each in "abcabcabcabc"),
@@ -68,9 +63,7 @@ def test_a_model_from_nothing_and_further_from_its_weights(
     assert tokenizer.decode([2, 3], skip_special_tokens=True) == "ab"
 
 
-def test_a_dry_run_shows_what_is_learnt(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_what_is_learnt(tiny, tmp_path, capsys):
     data = rows(tmp_path / "rows.jsonl", *({"prompt": "a?", "completion": "bc"} for _ in range(4)))
     common = ["--model", tiny, "--data", data, "--dry-run"]
     assert sft(*common, "--sft.output_dir", tmp_path / "made", "--sft.init", "config") == 0
@@ -91,15 +84,13 @@ def test_a_dry_run_shows_what_is_learnt(
         (["made"], "holds no weights"),
     ],
 )
-def test_what_could_not_be_saved_is_refused_first(
-    tiny: Path, more: list[str], given: list[str], said: str, refused: Callable[..., str]
-) -> None:
+def test_what_could_not_be_saved_is_refused_first(tiny, more, given, said, refused):
     data = rows(tiny.parent / "rows.jsonl", *({"prompt": "a", "completion": "b"} for _ in range(4)))
     line = ["sft", "--model", str(tiny), "--data", str(data), "--sft.output_dir", *given, *more]
     assert said in refused(*line)
 
 
-def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> None:
+def test_the_same_seed_makes_the_same_checkpoint(tiny, tmp_path):
     data = rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "b"} for _ in range(4)))
     common = ["--model", tiny, "--data", data, "--sft.init", "config", "--sft.max_steps", 2]
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
@@ -121,10 +112,7 @@ def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> 
         ({}, ["--sft.stepz", "1"], "did you mean"),
     ],
 )
-def test_mistakes_are_one_line(
-    line: dict[str, str], options: list[str], part: str, tiny: Path,
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_mistakes_are_one_line(line, options, part, tiny, refused, monkeypatch):
     monkeypatch.chdir(tiny.parent)
     good = {"prompt": "a", "completion": "b"}
     data = rows(Path("rows.jsonl"), good, line or good)
@@ -133,9 +121,7 @@ def test_mistakes_are_one_line(
     assert not Path("runs").exists()
 
 
-def test_an_adapter_is_fine_tuned_asked_and_merged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_is_fine_tuned_asked_and_merged(tmp_path, capsys):
     model = save_model(tmp_path / "model")
     data = rows(
         tmp_path / "rows.jsonl", *({"prompt": f"{n}+", "completion": "7"} for n in range(9))

@@ -1,7 +1,5 @@
 """What a trainer has when it has trained: of runs whose metrics and checkpoints are made up."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -70,7 +68,7 @@ def training_is_made_up() -> Iterator[list[Config]]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
+def trained(tmp_path_factory):
     trainer = made(tmp_path_factory.mktemp("run"))
     with training_is_made_up():
         result = trainer.train()
@@ -79,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
     return trainer
 
 
-def test_the_state_is_transformers(trained: GRPOTrainer) -> None:
+def test_the_state_is_transformers(trained):
     state = trained.state
     assert (state.global_step, state.max_steps) == (2, 2)
     assert [each["step"] for each in state.log_history[:2]] == [1, 2]
@@ -88,7 +86,7 @@ def test_the_state_is_transformers(trained: GRPOTrainer) -> None:
     assert trained.is_world_process_zero()
 
 
-def test_the_model_is_the_trained_one(trained: GRPOTrainer, tmp_path: Path) -> None:
+def test_the_model_is_the_trained_one(trained, tmp_path):
     before = AutoModelForCausalLM.from_pretrained(DEMO).state_dict()
     after = trained.model.state_dict()
     assert any((after[name].float() != before[name].float()).any() for name in before)
@@ -101,7 +99,7 @@ def test_the_model_is_the_trained_one(trained: GRPOTrainer, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_it_is_evaluated(trained: GRPOTrainer) -> None:
+def test_it_is_evaluated(trained):
     found = trained.evaluate()
     assert 0 <= found["eval_reward"] <= 6
     assert math.isfinite(found["eval_completions/mean_length"])
@@ -112,7 +110,7 @@ def test_it_is_evaluated(trained: GRPOTrainer) -> None:
     assert "needs an eval_dataset" in refusal(bare.evaluate)
 
 
-def test_it_is_pushed_to_the_hub(trained: GRPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_pushed_to_the_hub(trained, monkeypatch):
     calls: list[Any] = []
 
     class Hub:
@@ -139,7 +137,7 @@ def test_it_is_pushed_to_the_hub(trained: GRPOTrainer, monkeypatch: pytest.Monke
     assert (uploaded["repo_id"], uploaded["commit_message"]) == ("someone/model", "message")
 
 
-def test_train_again_goes_on_from_there(trained: GRPOTrainer) -> None:
+def test_train_again_goes_on_from_there(trained):
     first = trained.run_dir
     with training_is_made_up() as begun:
         assert trained.train().global_step == 2
@@ -147,7 +145,7 @@ def test_train_again_goes_on_from_there(trained: GRPOTrainer) -> None:
     assert [Path(each.model.name) for each in begun] == [first / "checkpoints" / "step-2"]
 
 
-def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Path) -> None:
+def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path):
     trainer = made(tmp_path)
     before = AutoModelForCausalLM.from_pretrained(DEMO).state_dict()
     now = trainer.model.state_dict()
@@ -156,7 +154,7 @@ def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Pa
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_the_best_model_is_the_one_at_the_end(tmp_path: Path, watched: bool) -> None:
+def test_the_best_model_is_the_one_at_the_end(tmp_path, watched):
     args = GRPOConfig(
         str(tmp_path), 4, max_steps=3, num_generations=4, use_cpu=True, eval_strategy="steps",
         eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,

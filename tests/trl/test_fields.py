@@ -1,7 +1,5 @@
 """The table of TRL's fields: complete, and what becomes of a field of each part."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -21,7 +19,7 @@ HERE = {each.name: kind for kind in KINDS[::-1] for each in dataclasses.fields(k
 """By field, the first of TRL's configurations that has it."""
 
 
-def test_every_field_of_trl_has_one_place_in_the_table_which_the_page_shows() -> None:
+def test_every_field_of_trl_has_one_place_in_the_table_which_the_page_shows():
     parts = (SAME, MAPPED, PASSED_OVER, REFUSED)
     known = [each for part in parts for each in by_name(part)]
     assert len(known) == len(set(known))
@@ -34,7 +32,7 @@ def test_every_field_of_trl_has_one_place_in_the_table_which_the_page_shows() ->
         assert "\n".join(f"| {names} | {text} |" for text, names in fields.items()) in page
 
 
-def test_what_fields_set_is_there() -> None:
+def test_what_fields_set_is_there():
     named = [f"{section}.{name}" for name, section in by_name(SAME).items()]
     named += [path for text in MAPPED for path in text.replace(";", ",").split(", ")]
     sections = ("learner.", "run.", "rollout.", "data.", "model.")
@@ -43,7 +41,7 @@ def test_what_fields_set_is_there() -> None:
     assert set(paths) <= set(field_paths())
 
 
-def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later() -> None:
+def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later():
     from transformers import HfArgumentParser
 
     line = [
@@ -78,9 +76,7 @@ def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later() -> None:
         ({"steps_per_generation": 2, "generation_batch_size": 8}, "can not be both configured"),
     ],
 )
-def test_what_is_no_field_and_what_trl_refuses_is_one_line(
-    given: dict[str, Any], part: str
-) -> None:
+def test_what_is_no_field_and_what_trl_refuses_is_one_line(given, part):
     assert re.search(f"^GRPOConfig: .*{part}", refusal(GRPOConfig, **given))
 
 
@@ -92,19 +88,19 @@ def changed(name: str, value: Any) -> tuple[Any, type]:
 
 
 @pytest.mark.parametrize("name", by_name(REFUSED))
-def test_what_is_refused_says_what_to_do(name: str) -> None:
+def test_what_is_refused_says_what_to_do(name):
     args, kind = changed(name, "other")
     message, instead = refusal(values_of, args, kind), by_name(REFUSED)[name]
     assert message == f"{kind.__name__}: {name} = 'other' is not supported: {instead}"
 
 
 @pytest.mark.parametrize("name", [name for name in by_name(PASSED_OVER) if name in HERE])
-def test_what_is_passed_over_is_said_where_it_is_given(name: str) -> None:
+def test_what_is_passed_over_is_said_where_it_is_given(name):
     _, notices = values_of(*changed(name, "other"))
     assert notices == [f"{name} = 'other' has no effect: {by_name(PASSED_OVER)[name]}"]
 
 
-def test_what_means_the_default_needs_no_word() -> None:
+def test_what_means_the_default_needs_no_word():
     same = {"min_p": 0.0, "fsdp": "", "train_sampling_strategy": "random", "tf32": None}
     args = GRPOConfig("out", log_completions=True, **same)
     assert values_of(args)[1] == []
@@ -118,7 +114,7 @@ class Own(GRPOConfig):
     min_p: float | None = 0.1
 
 
-def test_fields_of_a_scripts_own_are_left_to_it_but_not_other_defaults_of_trls() -> None:
+def test_fields_of_a_scripts_own_are_left_to_it_but_not_other_defaults_of_trls():
     args = Own("out", system_prompt="Add up.", min_p=None)
     assert values_of(args)[1] == []
     assert args.use_cpu  # or TRL would refuse a machine without a GPU
@@ -126,7 +122,7 @@ def test_fields_of_a_scripts_own_are_left_to_it_but_not_other_defaults_of_trls()
     assert "must be divisible" in refusal(Own, "out", num_generations=3)
 
 
-def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads() -> None:
+def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads():
     server = {"vllm_mode": "server", "vllm_server_port": 80}
     _, (port, mode) = values_of(GRPOConfig("out", use_vllm=True, **server))
     assert port.startswith("vllm_server_port = 80 has no effect: a run places and starts")
@@ -140,7 +136,7 @@ def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads() -> N
     assert refusal(values_of, other).endswith("vllm_mode = 'remote': colocate or server")
 
 
-def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
+def test_a_field_that_the_table_does_not_have_is_refused_by_name():
     later = dataclasses.make_dataclass(
         "GRPOConfig", [("new_trick", bool, False)], bases=(trl.GRPOConfig,)
     )
@@ -150,7 +146,7 @@ def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", [GRPOConfig, RLOOConfig, DistillationConfig])
-def test_each_is_trls_own_with_its_defaults_and_one_field_more(kind: type) -> None:
+def test_each_is_trls_own_with_its_defaults_and_one_field_more(kind):
     (of_trl,) = (each for each in KINDS if issubclass(kind, each))
     plain, ours = of_trl("out", use_cpu=True), kind("out", use_cpu=True)
     extra = {each.name for each in dataclasses.fields(ours)} - {*plain.__dict__}

@@ -1,7 +1,5 @@
 """Scripts in the shape of those that TRL publishes, run as they are but for the import."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -23,13 +21,13 @@ DEMO = recipes.directory("demo")
 pytestmark = pytest.mark.slow
 
 
-def test_a_script_without_a_guard_runs_once(run_script: Callable[..., str], tmp_path: Path) -> None:
+def test_a_script_without_a_guard_runs_once(run_script, tmp_path):
     printed = run_script(SCRIPTS / "one_reward.py", DEMO, "out")
     assert printed.count("STEPS 2 3") == 1
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_several_rewards_and_callbacks(run_script: Callable[..., str], tmp_path: Path) -> None:
+def test_several_rewards_and_callbacks(run_script, tmp_path):
     assert "EVALUATED" in run_script(SCRIPTS / "several_rewards.py", DEMO, "out")
     kept = (tmp_path / "out" / "extra.jsonl").read_text().splitlines()
     assert all('"column":"length"' in line for line in kept)
@@ -106,7 +104,7 @@ seed: 42
 """
 
 
-def test_a_recipe_and_options_of_its_own(run_script: Callable[..., str], tmp_path: Path) -> None:
+def test_a_recipe_and_options_of_its_own(run_script, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=DEMO, template=MESSAGES))
     written_rows(tmp_path / "rows", problem=lambda n: f"a{n} b{n}?", answer=lambda n: 2 * n)
     printed = run_script(SCRIPTS / "own_config.py", "--config", "recipe.yaml", "--longest", "500")
@@ -120,9 +118,7 @@ def test_a_recipe_and_options_of_its_own(run_script: Callable[..., str], tmp_pat
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "distillation"])
-def test_trls_own_script(
-    run_script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_trls_own_script(run_script, tmp_path, monkeypatch, name):
     """As it is installed, with its import changed: rewards by name, a dataset from a folder."""
     text = (Path(trl.scripts.__file__).parent / f"{name}.py").read_text()
     (tmp_path / f"{name}.py").write_text(text.replace("from trl", "from rhymeflow.trl"))

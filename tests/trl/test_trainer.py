@@ -1,7 +1,5 @@
 """`GRPOTrainer`: TRL's arguments become a configuration, or a line that says what to do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -44,8 +42,8 @@ def made(tmp_path: Path, trainer: dict[str, Any] | None = None, **fields: Any) -
 
 
 def test_trls_defaults_hold_where_ours_are_others_and_its_order_of_arguments(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     args = GRPOConfig(str(tmp_path / "out"))
     trainer = GRPOTrainer("some/model", [fine], args, ROWS, ROWS[:2], None, None, [], (None, None))
     found = trainer.config.model_dump(mode="json")
@@ -70,7 +68,7 @@ def test_trls_defaults_hold_where_ours_are_others_and_its_order_of_arguments(
         assert found[section][name] == value, path
 
 
-def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
+def test_steps_are_trls_and_versions_ours(tmp_path, capsys):
     trainer = made(
         tmp_path, num_generations=4, gradient_accumulation_steps=2, steps_per_generation=4,
         num_iterations=2, max_steps=10, logging_steps=4, save_steps=0.5, warmup_steps=0.4,
@@ -134,7 +132,7 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"rhymeflow": {"beta": 0.5, "schedule.name": "synchronous"}}, "learner.beta", 0.5),
     ],
 )  # fmt: skip
-def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, value: Any) -> None:
+def test_fields_become_ours(tmp_path, field, path, value):
     assert attrgetter(path)(made(tmp_path, **field).config) == value
 
 
@@ -184,16 +182,14 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
         ({"trainer": {"formatting_func": 3}}, "takes no argument formatting_func"),
     ],
 )
-def test_what_would_be_another_run_is_refused(
-    tmp_path: Path, field: dict[str, Any], part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_be_another_run_is_refused(tmp_path, field, part, monkeypatch):
     assert re.search(part, refusal(made, tmp_path, **field))
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "start it once, by python" in refusal(made, tmp_path)
 
 
-def test_a_peft_config_becomes_an_adapter(tmp_path: Path, capsys: Any) -> None:
+def test_a_peft_config_becomes_an_adapter(tmp_path, capsys):
     shape = peft.LoraConfig(
         r=4, lora_alpha=12, use_rslora=True, target_modules=["v_proj", "q_proj"], lora_dropout=0.1,
         task_type="CAUSAL_LM", modules_to_save=["lm_head"],
@@ -223,7 +219,7 @@ def differing(config: Any) -> dict[str, Any]:
     return config.learner.model_dump(include=plain)
 
 
-def test_rloo_is_trls(tmp_path: Path) -> None:
+def test_rloo_is_trls(tmp_path):
     config = rloo(tmp_path, reward_clip_range=(-5.0, 5.0), num_iterations=2).config
     assert differing(config) == {
         "advantage": "leave_one_out", "beta": 0.05, "ratio": "product", "epsilon": 0.2,
@@ -235,7 +231,7 @@ def test_rloo_is_trls(tmp_path: Path) -> None:
     assert (without.beta, without.kl_in, without.reward_clip) == (0.0, "loss", None)
 
 
-def test_distillation_is_trls(tmp_path: Path, capsys: Any) -> None:
+def test_distillation_is_trls(tmp_path, capsys):
     trainer = taught(tmp_path, beta=0.5, gradient_accumulation_steps=3, temperature=0.7)
     config = trainer.config
     assert config.learner.distillation.model_dump(exclude_defaults=True) == {
@@ -249,7 +245,7 @@ def test_distillation_is_trls(tmp_path: Path, capsys: Any) -> None:
     assert named.config.learner.distillation.teacher == "other/teacher"
 
 
-def test_a_teacher_may_be_an_object(tmp_path: Path) -> None:
+def test_a_teacher_may_be_an_object(tmp_path):
     teacher = AutoModelForCausalLM.from_pretrained(recipes.directory("demo"))
     trainer = taught(tmp_path, teacher)
     folder = trainer.config.learner.distillation.teacher
@@ -273,15 +269,13 @@ def test_a_teacher_may_be_an_object(tmp_path: Path) -> None:
         (taught, {"top_p": 0.9}, "learner.distillation: rollout.top_k and top_p"),
     ],
 )  # fmt: skip
-def test_what_would_be_another_objective_is_refused(
-    tmp_path: Path, make: Any, fields: dict[str, Any], part: str
-) -> None:
+def test_what_would_be_another_objective_is_refused(tmp_path, make, fields, part):
     assert re.search(part, refusal(make, tmp_path, **fields))
     other = refusal(RLOOTrainer, "some/model", fine, GRPOConfig(str(tmp_path)), ROWS)
     assert other.startswith("RLOOConfig: args is a GRPOConfig, should be a RLOOConfig")
 
 
-def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:
+def test_a_name_is_that_of_a_reward_model(tmp_path):
     trainer = made(tmp_path, {"reward_funcs": ["org/judge", fine]}, reward_weights=[2.0, 0.5])
     first, second = trainer.config.reward.functions
     assert (first.function, first.options, first.weight) == (
@@ -290,7 +284,7 @@ def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:
     assert (first.per, second.weight) == ("group", 0.5)
 
 
-def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path, capsys: Any) -> None:
+def test_tools_have_as_many_turns_as_trl_gives(tmp_path, capsys):
     def add(a: int) -> int:
         return a
 
@@ -302,7 +296,7 @@ def test_tools_have_as_many_turns_as_trl_gives(tmp_path: Path, capsys: Any) -> N
     assert "max_tool_calling_iterations has no effect without tools" in capsys.readouterr().out
 
 
-def test_environments_that_functions_are_handed_judge_themselves(tmp_path: Path) -> None:
+def test_environments_that_functions_are_handed_judge_themselves(tmp_path):
     class Game:
         def reset(self, **columns: Any) -> None: ...
 
@@ -326,7 +320,7 @@ def test_environments_that_functions_are_handed_judge_themselves(tmp_path: Path)
     assert [each.name for each in several.config.environment.classes] == ["a", "b"]
 
 
-def test_what_is_otherwise_than_in_trl_is_printed(tmp_path: Path, capsys: Any) -> None:
+def test_what_is_otherwise_than_in_trl_is_printed(tmp_path, capsys):
     made(tmp_path, {"reward_funcs": lambda completions, **columns: [1.0]}, torch_compile=True)
     printed = capsys.readouterr().out
     assert "torch_compile = True has no effect" in printed
@@ -336,7 +330,7 @@ def test_what_is_otherwise_than_in_trl_is_printed(tmp_path: Path, capsys: Any) -
     assert capsys.readouterr().out == ""
 
 
-def test_a_second_run_of_a_script_goes_beside_the_first(tmp_path: Path) -> None:
+def test_a_second_run_of_a_script_goes_beside_the_first(tmp_path):
     (tmp_path / "out" / "inputs").mkdir(parents=True)
     (tmp_path / "out" / "events.db").touch()
     trainer = made(tmp_path)
@@ -355,7 +349,7 @@ def test_a_second_run_of_a_script_goes_beside_the_first(tmp_path: Path) -> None:
     assert late.run_dir == tmp_path / "out-2"
 
 
-def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_its_own_rows_only(tmp_path):
     first = made(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "events.db").touch()
@@ -367,7 +361,7 @@ def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
     assert "is not in the run directory" in refusal(first.train, resume_from_checkpoint=elsewhere)
 
 
-def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path: Path) -> None:
+def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path):
     class Mine(GRPOTrainer):
         def compute_loss(self, *_: Any) -> None: ...
 
@@ -384,7 +378,7 @@ def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path: Path) -> No
     Fine("some/model", fine, args, ROWS)
 
 
-def test_other_names_of_a_script_are_trls() -> None:
+def test_other_names_of_a_script_are_trls():
     for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_peft_config", "get_dataset"):
         assert getattr(rhymeflow.trl, name) is getattr(trl, name)
     assert rewards.think_format_reward is trl.rewards.think_format_reward
