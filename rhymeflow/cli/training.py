@@ -421,7 +421,9 @@ def generate(args: argparse.Namespace) -> None:
         if prompt is None:
             chat.chat(generator, _lines(), _write)
         else:
-            chat.answer_one(generator, prompt, _write)
+            for piece in generator.answer(prompt):
+                _write(piece)
+            _write("\n")
     except KeyboardInterrupt:
         _write("\n")
         raise

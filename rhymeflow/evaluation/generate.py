@@ -132,13 +132,6 @@ class Generator:
             yield piece
 
 
-def answer_one(generator: Generator, prompt: str, write: Callable[[str], None]) -> None:
-    """Write the answer to one prompt, and the end of the line."""
-    for piece in generator.answer(prompt):
-        write(piece)
-    write("\n")
-
-
 def chat(generator: Generator, inputs: Iterable[str], write: Callable[[str], None]) -> None:
     """Answer the user's messages one by one, each after those before. Raises `UserError` if the
     model has no chat template, or the conversation becomes too long."""

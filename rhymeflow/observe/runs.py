@@ -4,7 +4,6 @@ A run that cannot be read is listed with the problem."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,32 +52,29 @@ def read(path: Path) -> Record:
     """Return the figures of the run in `path`. `trajectories`: responses trained on; `seconds`:
     without the time between attempts, of the cluster if one is `emulated`; `started`: date and time
     (UTC) of the first attempt. Raises `UserError` if it cannot be read."""
+    rows = metrics.rows(path)
     with open_undamaged(path / EVENTS) as reader:
-        attempts = reader.attempts()
-        if not attempts:
-            raise UserError(f"{path}: the run has not begun")
-        config = json.loads(attempts[-1].config)
-        seconds = reader.last_event()[1]
-        state, trained = query.state_of(path, reader), sum(query.trained(reader).values())
-        rows = metrics.read(path)
-        verdicts = query.LiveVerdicts().after(reader, [*rows.values()])
-    rewards = [*query.held_out(rows).values()]
+        run, trained = query.overview(path, reader, rows), sum(query.trained(reader).values())
+    if not run["attempts"]:
+        raise UserError(f"{path}: the run has not begun")
+    config, seconds, steps = run["config"], run["seconds"], metrics.by_step(rows)
+    rewards = [*query.held_out(steps).values()]
     return {
         "path": str(path),
         "recipe": config.get("name", "run"),
         "schedule": config.get("schedule", {}).get("name", ""),
-        "state": state,
-        "steps": max(rows, default=0),
-        "max_steps": config.get("learner", {}).get("max_steps"),
-        "verdicts": [verdict["name"] for verdict in verdicts],
+        "state": run["state"],
+        "steps": max(steps, default=0),
+        "max_steps": run["max_steps"],
+        "verdicts": [verdict["name"] for verdict in run["verdicts"]],
         "eval_reward_first": rewards[0] if rewards else None,
         "eval_reward_best": max(rewards, default=None),
         "eval_reward_last": rewards[-1] if rewards else None,
         "trajectories": trained,
         "trajectories_per_s": trained / seconds if trained and seconds else None,
         "seconds": seconds,
-        "emulated": query.emulated(config),
-        "started": attempts[0].started,
+        "emulated": run["emulated"],
+        "started": run["attempts"][0]["started"],
     }
 
 
