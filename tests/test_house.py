@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_264, "cluster.py": 265, "config": 2_594, "core": 3_743,
+    "calibration.py": 441, "cli": 1_268, "cluster.py": 265, "config": 2_594, "core": 3_743,
     "cpu": 1_022, "dashboard": 1_700, "data": 1_541, "doctor.py": 191, "emulation.py": 251,
     "engine": 4_130,
     "environments": 4_280, "evaluation": 348, "export": 707, "histospec": 1_997, "learner": 4_238,
@@ -23,7 +23,7 @@ ROOMS = {
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 534  # lines of all other files at the first level together
+ELSEWHERE = 542  # lines of all other files at the first level together
 
 TOTALS = {"rhymeflow": 57_883, "tests": 44_185, "benchmarks": 8_538}
 
