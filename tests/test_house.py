@@ -12,20 +12,20 @@ PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
     "calibration.py": 441, "cli": 1_268, "cluster.py": 265, "config": 2_594, "core": 3_743,
-    "cpu": 1_022, "dashboard": 1_700, "data": 1_541, "doctor.py": 191, "emulation.py": 251,
+    "cpu": 1_022, "dashboard": 1_667, "data": 1_541, "doctor.py": 191, "emulation.py": 251,
     "engine": 4_130,
-    "environments": 4_280, "evaluation": 348, "export": 707, "histospec": 1_997, "learner": 4_238,
-    "memory.py": 438, "models": 2_416, "observe": 3_391, "placement.py": 140, "pool.py": 542,
+    "environments": 4_280, "evaluation": 341, "export": 707, "histospec": 1_997, "learner": 4_238,
+    "memory.py": 438, "models": 2_399, "observe": 3_339, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 538, "reward": 990, "runtime": 5_397, "sandbox": 404,
     "sft": 485, "sim": 3_126,
-    "store": 2_591, "suites": 345, "trainer": 1_013, "trl": 1_160, "utils": 1_387, "weights": 1_825,
+    "store": 2_589, "suites": 345, "trainer": 1_010, "trl": 1_149, "utils": 1_387, "weights": 1_825,
     "workers": 2_327,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 542  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_883, "tests": 44_185, "benchmarks": 8_538}
+TOTALS = {"rhymeflow": 57_770, "tests": 44_080, "benchmarks": 8_538}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 364
+    assert len(python_files(PACKAGE)) <= 363
 
 
 def test_a_name_is_that_of_one_class():
