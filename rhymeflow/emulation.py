@@ -214,19 +214,23 @@ class Pace:
         return share
 
 
-def learner_cost(cost: CostModel, learner: LearnerConfig) -> CostModel:
+def learner_cost(cost: CostModel, learner: LearnerConfig, *, is_warmup: bool = False) -> CostModel:
     """Return the cost of all that the learner computes for a token of a batch, in each pass and
     before the first: by the policy, its reference, a critic and a teacher on its ranks, each as
-    large as the policy. `Learner.charged` counts the passes that it makes."""
+    large as the policy. `Learner.charged` counts the passes that it makes. `is_warmup`: in steps
+    that train the critic alone."""
     passes, teacher = learner.num_iterations, learner.distillation
     forward = float(learner.needs_proximal + learner.has_critic)  # passes without a gradient
     if learner.beta > 0.0:
         forward += 2 if learner.kl_in == "reward" else 1
-    if learner.needs_whole_responses:  # before each optimizer step, or all but the first
+    if learner.needs_whole_responses and not is_warmup:
+        # Before each optimizer step, or all but the first.
         forward += passes - learner.needs_proximal / learner.num_minibatches
     if teacher.is_used and not teacher.is_served:
-        forward += passes if teacher.is_divergence else 1
-    train = passes * (1 + learner.has_critic) * cost.train_token + forward * cost.measure_token
+        forward += passes * (not is_warmup) if teacher.is_divergence else 1
+    trained = 1 + learner.has_critic - is_warmup  # models; in a warm-up the policy is only scored
+    forward += passes * is_warmup
+    train = passes * trained * cost.train_token + forward * cost.measure_token
     measure = (passes + learner.needs_proximal) * cost.measure_token
     measured = train if learner.trains_on_all else measure
     return dataclasses.replace(cost, train_token=train, measure_token=measured)

@@ -131,6 +131,7 @@ def test_training_lasts_as_long_as_its_tokens_and_is_counted_anew(pace, machine)
 SEVERAL = {"num_iterations": 3}
 TEACHER = {"teacher": "start"}
 GSPO = {"algorithm": "gspo"}
+WARM_UP = {"algorithm": "ppo", "critic_warmup_steps": 1}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,9 @@ GSPO = {"algorithm": "gspo"}
         {**SEVERAL, "off_policy_correction": "none"},
         {"algorithm": "ppo"},
         {"algorithm": "ppo", **SEVERAL},
+        WARM_UP,
+        {**WARM_UP, **SEVERAL, "ratio": "sequence", "num_minibatches": 2},
+        {**WARM_UP, **SEVERAL, "distillation": {**TEACHER, "mode": "full_logits"}},
         {"distillation": TEACHER, **SEVERAL},
         {"distillation": {**TEACHER, "mode": "full_logits"}, **SEVERAL},
         {"beta": 0.1, **SEVERAL},
@@ -186,7 +190,8 @@ def test_a_learner_is_charged_with_the_passes_it_makes_as_a_simulated_one_is(cha
     computed = each - len(base)
     assert learner.charged == {name: n / computed * each for name, n in passes.items()}
     charged = sum(getattr(COST, name) * count for name, count in learner.charged.items())
-    cost = emulation.learner_cost(COST, learner._config)
+    is_warmup = learner._config.critic_warmup_steps > 0
+    cost = emulation.learner_cost(COST, learner._config, is_warmup=is_warmup)
     simulated = 2 * each * (cost.train_token + cost.measure_token)
     assert charged == pytest.approx(simulated)
 

@@ -147,6 +147,7 @@ def _configured(config: Config, changes: Mapping[str, int]) -> Config:
     fields = {
         **changes,
         "learner.max_steps": SKIPPED + STEPS + bound + 1,
+        "learner.critic_warmup_steps": 0,  # those steps are over
         "learner.cpus": None,  # a list here would fix the number of ranks or instances
         "rollout.cpus": None,
         "run.eval_steps": 0,

@@ -297,11 +297,12 @@ class Cluster:
 
     def _learn(self, command: commands.Accumulate | commands.Train) -> None:
         if isinstance(command, commands.Train):
-            token_seconds = self._token_seconds(self.audit.train(command).tokens)
+            tokens = self.audit.train(command).tokens
+            token_seconds = self._token_seconds(command.version, tokens)
             self.learner.train(command.version, token_seconds, self.now)
             self.expect_version()
             return
-        token_seconds = self._token_seconds(self.audit.tokens(command))
+        token_seconds = self._token_seconds(command.version, self.audit.tokens(command))
         self.learner.accumulate(command.version, token_seconds, self.now)
         if self.learner.accumulated < inf:
             event = events.Accumulated(command.version, self.learner.parts)
@@ -312,8 +313,10 @@ class Cluster:
             self.learner.end_accumulating()
             self.report([event])
 
-    def _token_seconds(self, tokens: Tokens) -> float:
-        cost = self.hardware.cost
+    def _token_seconds(self, version: Version, tokens: Tokens) -> float:
+        cost, warmup = self.hardware.cost, self.hardware.warmup
+        if warmup is not None and version < warmup[0]:
+            cost = warmup[1]
         return cost.train_token * tokens.trained + cost.measure_token * tokens.measured
 
     def expect_version(self) -> None:

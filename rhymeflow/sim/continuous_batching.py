@@ -32,6 +32,8 @@ class Hardware:
     max_length: int  # a response of this length ends for reason `length`, a shorter one for `stop`
     keep_cache: bool  # whether a pull keeps the KV cache
     drafts: Drafts
+    warmup: tuple[int, CostModel] | None = None
+    """The learner's first steps, if these train a critic alone: how many, and their costs."""
 
 
 @dataclass(slots=True)

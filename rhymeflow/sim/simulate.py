@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rhymeflow import build, emulation, placement
 from rhymeflow.config import Config
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError, counted
 from rhymeflow.profiles import Profile
@@ -156,13 +157,17 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             f"rollout.max_completion_length: {rollout.max_completion_length}{also} and a prompt "
             f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
-    cost = emulation.learner_cost(profile.cost(train_devices), config.learner)
     # An emulated learner is charged with responses in full, as are those of the real model, whose
     # responses have no long beginnings in common.
     share = 1.0 if config.emulation.is_used else workload.computed_share
-    cost = dataclasses.replace(
-        cost, train_token=share * cost.train_token, measure_token=share * cost.measure_token
-    )
+
+    def cost_of(*, is_warmup: bool) -> CostModel:
+        cost = profile.cost(train_devices)
+        cost = emulation.learner_cost(cost, config.learner, is_warmup=is_warmup)
+        per_token = {name: share * getattr(cost, name) for name in ("train_token", "measure_token")}
+        return dataclasses.replace(cost, **per_token)
+
+    cost, warmup = cost_of(is_warmup=False), config.learner.critic_warmup_steps
     return Hardware(
         cost=cost,
         capacity=rollout.max_num_seqs,
@@ -177,4 +182,5 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             kv_capacity=kv_capacity,
             search_seconds=emulation.draft_seconds(config),
         ),
+        warmup=(warmup, cost_of(is_warmup=True)) if warmup else None,
     )

@@ -137,6 +137,15 @@ def test_a_critic_a_teacher_and_a_reference_take_their_time(
         assert found == pytest.approx(plain + STEPS * extra)
 
 
+def test_steps_that_train_a_critic_alone_only_score_the_policy(tmp_path: Path) -> None:
+    plain, warmed = (
+        run(a_config(tmp_path, learner__algorithm="ppo", **changes), Constant()).seconds
+        for changes in ({}, {"learner__critic_warmup_steps": 2})
+    )
+    saved = (PROFILE.train_token - PROFILE.measure_token) / 4
+    assert plain - warmed == pytest.approx(2 * saved * GROUPS * (PROMPT + MEMBERS * LENGTH))
+
+
 @pytest.mark.parametrize(
     ("workload", "saved"),
     [
