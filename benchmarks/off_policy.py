@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +30,14 @@ from rhymeflow.store.checkpoint_dirs import paths_of
 
 RUNS = harness.RESULTS / "off-policy-runs.jsonl"
 BOUNDS = (0, 1, 3, 8, 16)
+FIRST, LATER = (8, 3), (16, 1)
+"""Bounds above 0, in the order of their runs."""
 CORRECTIONS: dict[str, dict[str, str]] = {
     "none": {"off_policy_correction": "none"},
-    "proximal": {"off_policy_correction": "proximal"},
     "tis": {"off_policy_correction": "tis"},
-    "tis, sequence": {"off_policy_correction": "tis", "off_policy_level": "sequence"},
     "decoupled": {"off_policy_correction": "decoupled"},
+    "proximal": {"off_policy_correction": "proximal"},
+    "tis, sequence": {"off_policy_correction": "tis", "off_policy_level": "sequence"},
     "decoupled, sequence": {
         **{"off_policy_correction": "decoupled", "off_policy_level": "sequence"},
         "importance_sampling_cap": "3",  # TRL's default with vLLM: `sequence_mask`
@@ -44,16 +48,20 @@ ALGORITHMS = "grpo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"
 """Beside the default one, each with the default correction."""
 USUAL, HIGH, TENFOLD = 2e-4, 8e-4, 2e-3
 """Learning rates: the recipe's; about the highest at which fresh responses learn; ten times it."""
-STEPS, GROUPS, EPOCH, ANSWERS = 48, 16, 128, 2
-"""Of a run; groups in a batch; prompts in an epoch; answers to each held-out prompt."""
+STEPS, GROUPS, EPOCH = 48, 16, 128
+"""Of a run; groups in a batch; prompts in an epoch."""
+HELD_OUT, ANSWERS = 128, 2
+"""Held-out prompts, which none of the run's training prompts is, and answers to each."""
 EVALUATED = (12, 24, 36, 42, 48)
 LAST = 2
 """Reward is the mean of so many evaluated versions, the last ones."""
 TERMS, LONGEST = 16, 200
 """Of a problem, and the tokens of a response: 16 terms take up to 160."""
 DEVICES, TRAINING = 8, 2
-HOLDS = 0.02
-"""Reward holds where its median is lower by at most this than at bound 0."""
+AT_ONCE = 2
+"""Runs: while one waits for the model's time, another starts or is evaluated."""
+HOLDS, LEAST_SEEDS = 0.02, 3
+"""Reward holds where its median is lower by at most this than at bound 0; of so many runs each."""
 
 
 class Side(NamedTuple):
@@ -68,11 +76,16 @@ class Side(NamedTuple):
 
 
 SIDES = [
-    # Without staleness there is nothing to correct.
-    *(Side(rate, 0, DEFAULT) for rate in (HIGH, USUAL, TENFOLD)),
-    *(Side(HIGH, *each) for each in itertools.product(BOUNDS[1:], CORRECTIONS)),
-    *(Side(USUAL, *each) for each in itertools.product(BOUNDS[1:], ("none", DEFAULT))),
-    *(Side(HIGH, bound, DEFAULT, name) for bound, name in itertools.product((0, 3, 8), ALGORITHMS)),
+    # In the order of their runs: what is asked first, then what fills the map in. Without
+    # staleness there is nothing to correct.
+    Side(HIGH, 0, DEFAULT),
+    *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, FIRST)),
+    *(Side(USUAL, bound, DEFAULT) for bound in (0, *FIRST)),
+    *(Side(HIGH, b, DEFAULT, name) for name, b in itertools.product(ALGORITHMS, (0, *FIRST))),
+    *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, LATER)),
+    *(Side(USUAL, bound, DEFAULT) for bound in LATER),
+    *(Side(USUAL, bound, "none") for bound in BOUNDS[1:]),
+    Side(TENFOLD, 0, DEFAULT),
 ]
 
 
@@ -98,17 +111,20 @@ class Run(msgspec.Struct, frozen=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "runs of each side (0: report what is recorded)"
     parser.add_argument("--seeds", type=harness.whole(0), default=3, help=what, metavar="N")
-    what = "seconds of the cluster in one of this machine (default 60)"
-    parser.add_argument("--scale", type=harness.whole(1), default=60.0, help=what, metavar="S")
+    what = "seconds of the cluster in one of this machine (default 120)"
+    parser.add_argument("--scale", type=harness.whole(1), default=120.0, help=what, metavar="S")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     runs = harness.lines(RUNS, Run)
-    for seed, side in itertools.product(range(args.seeds), SIDES):
-        if not any((each.side, each.seed) == (side, seed) for each in runs):
-            runs.append(measured(side, seed, args.scale))
+    known = {(each.side, each.seed) for each in runs}
+    pairs = [(side, seed) for seed in range(args.seeds) for side in SIDES]
+    missing = [(*pair, args.scale) for pair in pairs if pair not in known]
+    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
+        for found in pool.map(measured, *zip(*missing, strict=True)) if missing else ():
+            runs.append(found)
             if args.record:
-                harness.add_line(RUNS, runs[-1])
+                harness.add_line(RUNS, found)
     if args.record:
         draw(runs)
     return harness.report("off_policy", table(runs), [], args, notes())
@@ -120,7 +136,6 @@ def measured(side: Side, seed: int, scale: float) -> Run:
         fields = {
             **QUIET,
             "data.size": str(EPOCH),
-            "data.eval_size": "128",
             "data.options": f"{{max_terms: {TERMS}}}",
             "rollout.max_completion_length": str(LONGEST),
             "emulation.devices": str(DEVICES),
@@ -143,7 +158,7 @@ def measured(side: Side, seed: int, scale: float) -> Run:
         config = read_config("emulated", fields)
         train(config)
         rows = training_rows(run_dir)[STEPS // 2 :]
-        evaluate = evaluator(config, ANSWERS)
+        evaluate = evaluator(config.changed(data={"eval_size": HELD_OUT}), ANSWERS)
         paths = paths_of(run_dir)
         found = Run(
             side,
@@ -172,11 +187,12 @@ def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "gradient": statistics.median(e.grad_norm for e in found),
             }
         )
-    fresh = {(r["rate"], r["algorithm"]): r["reward"] for r in rows if r["bound"] == 0}
-    for row in rows:
+    enough = [row for row in rows if row["seeds"] >= LEAST_SEEDS]
+    fresh = {(r["rate"], r["algorithm"]): r["reward"] for r in enough if r["bound"] == 0}
+    for row in enough:
         if (row["rate"], row["algorithm"]) in fresh:
             row["holds"] = str(row["reward"] >= fresh[row["rate"], row["algorithm"]] - HOLDS)
-    return rows
+    return sorted(rows, key=lambda row: (-row["rate"], row["algorithm"] != ALGORITHM, row["bound"]))
 
 
 def by_side(runs: Sequence[Run]) -> Mapping[Side, list[Run]]:
@@ -185,39 +201,52 @@ def by_side(runs: Sequence[Run]) -> Mapping[Side, list[Run]]:
 
 
 def draw(runs: Sequence[Run]) -> None:
-    """Write `off-policy.png`: reward by bound at the high learning rate, of corrections and of
-    algorithms."""
-    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
+    """Write `off-policy.png`: reward by bound, of corrections and algorithms at the high learning
+    rate and of corrections at the usual one."""
+    figure = Figure(figsize=(11, 3.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 3, sharey=True)
     found = by_side(runs)
-    for axes, title, lines in (
-        (left, f"{ALGORITHM}, by correction", [(name, ALGORITHM) for name in CORRECTIONS]),
-        (right, f"{DEFAULT}, by algorithm", [(DEFAULT, n) for n in (ALGORITHM, *ALGORITHMS)]),
+    usual = [(how, how, ALGORITHM) for how in ("none", DEFAULT)]
+    for axes, title, rate, lines in (
+        (panels[0], ALGORITHM, HIGH, [(how, how, ALGORITHM) for how in CORRECTIONS]),
+        (panels[1], DEFAULT, HIGH, [(name, DEFAULT, name) for name in (ALGORITHM, *ALGORITHMS)]),
+        (panels[2], ALGORITHM, USUAL, usual),
     ):
-        for number, (correction, algorithm) in enumerate(lines):
-            sides = [Side(HIGH, b, correction if b else DEFAULT, algorithm) for b in BOUNDS]
-            at = [(p, [r.reward for r in found[s]]) for p, s in enumerate(sides) if s in found]
-            places = [place for place, _ in at]
-            low, high = ([pick(rewards) for _, rewards in at] for pick in (min, max))
-            middle = [statistics.median(rewards) for _, rewards in at]
-            axes.fill_between(places, low, high, color=f"C{number}", alpha=0.12)
-            label = correction if axes is left else algorithm
-            axes.plot(places, middle, color=f"C{number}", marker="o", label=label)
+        if fresh := found.get(Side(rate, 0, DEFAULT)):
+            reward = statistics.median(each.reward for each in fresh)
+            how = {"color": "grey", "linestyle": ":", "linewidth": 1.2}
+            axes.axhline(reward, label=f"{ALGORITHM}, bound 0", **how)
+        for number, (label, correction, algorithm) in enumerate(lines):
+            sides = [Side(rate, b, correction if b else DEFAULT, algorithm) for b in BOUNDS]
+            at = {p: [r.reward for r in found[s]] for p, s in enumerate(sides) if s in found}
+            if not any(at):  # at bound 0 all corrections are one run
+                continue
+            low, high, middle = (
+                [pick(each) for each in at.values()] for pick in (min, max, statistics.median)
+            )
+            axes.fill_between([*at], low, high, color=f"C{number}", alpha=0.12)
+            axes.plot([*at], middle, color=f"C{number}", marker="o", label=label)
         axes.set_xticks(range(len(BOUNDS)), [str(bound) for bound in BOUNDS])
+        axes.set_xlim(-0.2, len(BOUNDS) - 0.8)
+        axes.set_ylim(0.0, 1.0)
         axes.set_xlabel("max_staleness")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(f"{title}, learning rate {rate:g}", fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend(loc="lower left", fontsize=8)
-    left.set_ylabel("held-out reward")
+    panels[0].set_ylabel("held-out reward")
+    drawn = sum(len(each) for side, each in found.items() if side.rate in (HIGH, USUAL))
+    figure.suptitle(
+        f"Median, least and greatest of seeds: {drawn} runs", fontsize=9, x=0.99, ha="right"
+    )
     figure.savefig(harness.RESULTS / "off-policy.png")
 
 
 def notes() -> str:
     return (
         f"Recipe `emulated`, {STEPS} steps of {GROUPS} groups, {EPOCH} prompts an epoch. `reward`: "
-        f"of {ANSWERS} sampled answers to each of 128 held-out prompts, the mean of versions "
-        f"{', '.join(map(str, EVALUATED[-LAST:]))}; median, least and greatest of the seeds. "
-        f"`best`: of all evaluated versions. `holds`: at most {HOLDS} below bound 0. Other columns "
-        "are of the second half of the steps."
+        f"of {ANSWERS} sampled answers to each of {HELD_OUT} held-out prompts, in the mean of "
+        f"versions {', '.join(map(str, EVALUATED[-LAST:]))}; median, least and greatest of seeds. "
+        f"`best`: of all evaluated versions. `holds`: at most {HOLDS} below bound 0, of "
+        f"{LEAST_SEEDS} seeds and more. Other columns are of the second half of the steps."
     )
