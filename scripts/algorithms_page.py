@@ -224,7 +224,13 @@ u is the ratio of the learner's policy before the step to the one that sampled, 
 | `off_policy_mask_threshold` | 0 in bad responses far from the policy | the same | - |
 | `normalize_importance_weights` | over the mean weight | - | `rollout_is_batch_normalize` |
 
-The metrics `off_policy/mean_weight` and `off_policy/masked_share` say what they do to a batch.
+The metrics `off_policy/mean_weight` and `off_policy/masked_share` say what they do to a batch;
+[training on stale responses](off-policy.md) says which to choose.
+
+A field that the chosen parts do not use, such as `epsilon` with `surrogate: sigmoid`, a cap without
+`tis` or `decoupled`, or `reward_clip` with `normalize_then_sum`, is refused by its name. With one
+optimizer step for a batch all ratios are 1, unless they are of the policy that sampled
+(`off_policy_correction: none`): a bound of ratios that was set then is reported.
 
 ## Terms and bounds beside
 
