@@ -188,6 +188,7 @@ def everything(config: Config) -> Checked:
         first = sources[name][1][0]
         rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
     notes += [unseen_tokens(config, tokenizer), other_base(config.model), walls_note(config)]
+    notes.append(config.learner.bounds_without_effect)
     said = list(dict.fromkeys(filter(None, notes)))
     return Checked(tokenizer, prompts, suites, max(lengths), rewards, said)
 

@@ -21,7 +21,7 @@ from rhymeflow.config.environment import (
     interpreter,
 )
 from rhymeflow.config.eval import EvalConfig, EvalSuite
-from rhymeflow.config.learner import DistillationConfig, LearnerConfig, SftConfig
+from rhymeflow.config.learner import COMPARES, DistillationConfig, LearnerConfig, SftConfig
 from rhymeflow.config.rollout import DraftingConfig, LoraConfig, ModelConfig, RolloutConfig
 from rhymeflow.config.run import ClusterConfig, RayConfig, RunConfig, WeightsConfig
 from rhymeflow.config.schedule import ScheduleConfig
@@ -231,8 +231,8 @@ class Config(Section):
                 f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
                 "rollout and training run at the same time, and each needs its own devices"
             )
-        is_compared = learner.scale_rewards == "group" and self.trains_on_rewards
-        if rollout.num_generations == 1 and is_compared:
+        is_compared = learner.scale_rewards == "group" or learner.advantage in COMPARES
+        if rollout.num_generations == 1 and is_compared and self.trains_on_rewards:
             yield (
                 "rollout.num_generations = 1 leaves no group to compare with: "
                 "every advantage would be 0"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +21,19 @@ MaskName = Literal[
     "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1",
     "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto",
 ]  # fmt: skip
+
+_OF_CRITIC = "lam", "cliprange_value", "critic_learning_rate", "critic_warmup_steps"
+_CLIPS, _BOUNDS = ("epsilon", "epsilon_high"), ("delta", "dual_clip")
+_OF_SAPO = "sapo_temperature_pos", "sapo_temperature_neg"
+_OF_KL = "kl_estimator", "use_bias_correction_kl"
+_OF_WEIGHTS = (
+    "importance_sampling_cap", "importance_sampling_floor", "off_policy_level",
+    "normalize_importance_weights",
+)  # fmt: skip
+_OF_REWARD = "reward_clip", "overlong_buffer", "kl_in"
+"""Fields of `LearnerConfig` that only some settings use."""
+COMPARES = "group_mean", "leave_one_out", "length_weighted", "best_of_group"
+"""What `LearnerConfig.advantage` may be that is 0 for a response alone in its group."""
 
 OF_SERVER = ("server_model", "concurrency", "retries", "timeout", "api_key_variable")
 """Fields of `DistillationConfig` for a teacher on a server."""
@@ -173,8 +187,8 @@ class LearnerConfig(Section):
     """How several rewards make an advantage. `sum_then_normalize`: sum them by their weights, and
     compare the sums in each group. `normalize_then_sum` (GDPO, arXiv 2601.05242): scale each to
     mean 0 and standard deviation 1 in its group, so that a large one does not hide the others, sum
-    these by the weights, and divide the sums by the batch's standard deviation. `advantage` and
-    `scale_rewards` are then not used."""
+    these by the weights, and divide the sums by the batch's standard deviation. `advantage` is then
+    `group_mean` and `scale_rewards` `group`."""
     ratio: str = "token"
     """What the probability ratio of the policy to the one that it is kept close to is of: the
     `token`; the `product` over the response's tokens; their geometric mean (`sequence`, GSPO), or
@@ -331,10 +345,7 @@ class LearnerConfig(Section):
     def discounts(self) -> bool:
         """Whether a token's advantage is of the rewards that follow it: with a critic, or without
         any baseline but the batch's (REINFORCE++)."""
-        is_sum = self.multi_objective_aggregation == "sum_then_normalize"
-        return self.has_critic or (
-            self.advantage == "reward" and self.scale_rewards == "tokens" and is_sum
-        )
+        return self.has_critic or (self.advantage == "reward" and self.scale_rewards == "tokens")
 
     @property
     def trains_on_all(self) -> bool:
@@ -381,11 +392,42 @@ class LearnerConfig(Section):
         """Whether the run trains."""
         return self.max_steps > 0
 
+    @property
+    def bounds_without_effect(self) -> str:
+        """A note on bounds of ratios that were set though all ratios are 1, or ""."""
+        is_one_step = self.num_iterations == 1 and self.num_minibatches == 1
+        names = [f"learner.{name}" for name in (*_CLIPS, *_BOUNDS, *_OF_SAPO) if self._sets(name)]
+        is_one = is_one_step and self.off_policy_correction != "none" and not self._has_own_part
+        if not names or not is_one:
+            return ""
+        return (
+            f"{', '.join(names)}: without effect, since every ratio is 1: a batch makes one "
+            "optimizer step (learner.num_minibatches, num_iterations), and "
+            f"learner.off_policy_correction is {self.off_policy_correction}"
+        )
+
+    @property
+    def _parts(self) -> Mapping[str, Any]:
+        return ALGORITHMS[self.algorithm]
+
+    @property
+    def _has_own_part(self) -> bool:
+        """Whether a ratio or surrogate is a user's, which is given the configuration."""
+        parts = ((each["ratio"], each["surrogate"]) for each in ALGORITHMS.values())
+        ratios, surrogates = map(set, zip(*parts, strict=True))
+        return self.ratio not in ratios or self.surrogate not in surrogates
+
+    def _sets(self, name: str) -> bool:
+        """Whether a field has another value than it would have by itself."""
+        default = self._parts.get(name, LearnerConfig.model_fields[name].default)
+        value, takes_other = getattr(self, name), name == "epsilon_high"
+        return value != default and not (takes_other and value is None)
+
     @model_validator(mode="after")
     def _parts_of_algorithm(self) -> LearnerConfig:
-        parts = ALGORITHMS[self.algorithm]
+        parts = self._parts.items()
         # In place, since the fields count as not set: another algorithm may replace them.
-        self.__dict__.update({k: v for k, v in parts.items() if k not in self.model_fields_set})
+        self.__dict__.update({k: v for k, v in parts if k not in self.model_fields_set})
         return self
 
     @model_validator(mode="after")
@@ -401,22 +443,60 @@ class LearnerConfig(Section):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> LearnerConfig:
-        of_critic = "lam", "cliprange_value", "critic_learning_rate", "critic_warmup_steps"
+        surrogate, schedule, is_own = self.surrogate, self.lr_scheduler_type, self._has_own_part
+        clips = surrogate in ("clip", "weighted_log") or self.ratio == "clipped_sequence"
+        weighs = self.off_policy_correction in ("tis", "decoupled")
+        is_sum = self.multi_objective_aggregation == "sum_then_normalize"
+        has_rewards = self.distillation.reward_weight > 0.0
+        of_advantage = ("advantage", "scale_rewards", "advantage_clip", *_OF_REWARD)
         discounts = "learner.advantage: gae, or reward with learner.scale_rewards: tokens"
         for setting, is_on, names in (
-            ("learner.advantage: gae", self.has_critic, of_critic),
+            ("learner.advantage: gae", self.has_critic, _OF_CRITIC),
             (discounts, self.discounts, ("gamma",)),
-            ("learner.beta above 0", self.beta > 0.0, ("kl_in", "kl_estimator")),
+            ("learner.surrogate: clip", is_own or surrogate == "clip", _BOUNDS),
+            ("learner.surrogate: sigmoid", is_own or surrogate == "sigmoid", _OF_SAPO),
+            ("a surrogate or ratio that clips", is_own or clips, _CLIPS),
+            ("learner.beta above 0", self.beta > 0.0, ("kl_in", *_OF_KL)),
+            ("learner.kl_in: loss", self.kl_in == "loss", ("use_bias_correction_kl",)),
+            ("learner.overlong_buffer", self.overlong_buffer > 0, ("overlong_penalty",)),
+            ("learner.off_policy_correction: tis or decoupled", weighs, _OF_WEIGHTS),
+            ("learner.multi_objective_aggregation: sum_then_normalize", is_sum, _OF_REWARD),
+            ("learner.distillation.reward_weight above 0", has_rewards, of_advantage),
             ("learner.optimizer: muon", self.optimizer == "muon", ("muon_momentum",)),
-            (
-                "learner.lr_scheduler_type: cosine",
-                self.lr_scheduler_type == "cosine",
-                ("min_lr_rate",),
-            ),
+            ("learner.lr_scheduler_type: cosine", schedule == "cosine", ("min_lr_rate",)),
         ):
             for name in names:
-                if not is_on and getattr(self, name) != LearnerConfig.model_fields[name].default:
+                if not is_on and self._sets(name):
                     raise ValueError(f"learner.{name}: has no effect without {setting}")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> LearnerConfig:
+        cap, floor = self.importance_sampling_cap, self.importance_sampling_floor
+        high = 1.0 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            for name in ("advantage", "scale_rewards"):
+                value, own = getattr(self, name), LearnerConfig.model_fields[name].default
+                if value != own:
+                    raise ValueError(
+                        f"learner.{name} = {value!r}: has no effect with "
+                        f"learner.multi_objective_aggregation = 'normalize_then_sum'; give {own!r}"
+                    )
+        if floor is not None and floor >= cap:
+            raise ValueError(
+                f"learner.importance_sampling_floor = {floor:g}: give less than "
+                f"learner.importance_sampling_cap = {cap:g}"
+            )
+        if self.delta is not None and self.delta <= high:
+            raise ValueError(
+                f"learner.delta = {self.delta:g}: give more than {high:g}, 1 plus "
+                "learner.epsilon_high, at which the other term is clipped"
+            )
+        if self.kl_in == "reward" and self.kl_estimator.endswith("+"):
+            raise ValueError(
+                f"learner.kl_estimator = {self.kl_estimator!r}: a KL in the reward has no "
+                f"gradient; give {self.kl_estimator[:-1]!r}"
+            )
         return self
 
     @model_validator(mode="after")

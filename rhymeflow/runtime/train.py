@@ -165,6 +165,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             notes.append(check_calls(config, tokenizer, suite.prompts, tools.get(name)))
         started.result()
     notes += [tokenizers.unseen_tokens(config, tokenizer), other_base(config.model)]
+    notes.append(config.learner.bounds_without_effect)
     for note in dict.fromkeys(filter(None, notes)):
         reporter.warn(note)
     if walls := check.walls_note(config):

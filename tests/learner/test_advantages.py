@@ -9,7 +9,11 @@ from trl.trainer.utils import nanstd
 
 from rhymeflow.core.handlers import teaches
 from rhymeflow.core.protocol.group import Member
-from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
+from rhymeflow.learner.algorithms.advantages import (
+    decoupled_advantages,
+    group_advantages,
+    reward_itself,
+)
 
 REWARDS = st.floats(-5, 5, allow_nan=False, width=32).map(lambda number: round(number, 6))
 
@@ -70,6 +74,12 @@ def test_a_group_of_one_has_no_advantage():
     found = group_advantages([3.0, 1.0, 2.0], [0, 1, 1], "group")
     assert found.values[0] == 0.0
     assert found.values[1] != 0.0
+
+
+def test_equal_rewards_without_a_baseline_are_divided_by_nothing():
+    for scale in ("group", "batch"):
+        found = group_advantages([2.0, 2.0], [0, 0], scale, reward_itself)
+        assert found.values.tolist() == [2.0, 2.0]
 
 
 @given(

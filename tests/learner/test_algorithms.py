@@ -35,6 +35,7 @@ from tests.learner.builders import (
     tiny_model,
 )
 from tests.learner.test_single import same_metrics
+from tests.refused import refusal
 
 SMALL = {"max_tokens_per_microbatch": 40, "logits_chunk_size": 3}
 SEVERAL = {
@@ -199,8 +200,72 @@ def test_another_algorithm_replaces_the_parts_of_a_runs_but_not_a_users():
         build_config(given, where="here"),
     ):
         assert found.learner == LearnerConfig(algorithm="cispo")
-    users = parse_config("learner: {epsilon: 0.1}", {"learner.algorithm": "sapo"})
-    assert users.learner == LearnerConfig(algorithm="sapo", epsilon=0.1)
+    users = parse_config("learner: {epsilon: 0.1}", {"learner.algorithm": "gmpo"})
+    assert users.learner == LearnerConfig(algorithm="gmpo", epsilon=0.1)
+
+
+TEACHER = {"distillation": {"teacher": "start", "reward_weight": 0.0}}
+KL = {"beta": 0.1, "kl_in": "reward"}
+OFF = {"off_policy_correction": "none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("epsilon", {"algorithm": "sapo", "epsilon": 0.1}),
+        ("epsilon_high", {"surrogate": "linear", "epsilon_high": 0.1}),
+        ("delta", {"algorithm": "cispo", "delta": 9.0}),
+        ("dual_clip", {"algorithm": "gmpo", "dual_clip": 3.0}),
+        ("sapo_temperature_pos", {"sapo_temperature_pos": 2.0}),
+        ("sapo_temperature_neg", {"algorithm": "ppo", "sapo_temperature_neg": 2.0}),
+        ("use_bias_correction_kl", {"use_bias_correction_kl": False}),
+        ("use_bias_correction_kl", {**KL, "use_bias_correction_kl": False}),
+        ("kl_estimator", {**KL, "kl_estimator": "k3+"}),
+        ("overlong_penalty", {"overlong_penalty": 0.5}),
+        ("importance_sampling_cap", {**OFF, "importance_sampling_cap": 3.0}),
+        ("importance_sampling_floor", {**OFF, "importance_sampling_floor": 0.1}),
+        ("importance_sampling_floor", {"importance_sampling_floor": 2.0}),
+        ("off_policy_level", {"off_policy_correction": "proximal", "off_policy_level": "sequence"}),
+        ("normalize_importance_weights", {**OFF, "normalize_importance_weights": True}),
+        ("advantage", {"algorithm": "rloo", "multi_objective_aggregation": "normalize_then_sum"}),
+        ("scale_rewards", {"algorithm": "gdpo", "scale_rewards": "batch"}),
+        ("reward_clip", {"algorithm": "gdpo", "reward_clip": 1.0}),
+        ("overlong_buffer", {"algorithm": "gdpo", "overlong_buffer": 4}),
+        ("kl_in", {"algorithm": "gdpo", **KL}),
+        ("kl_in", {**TEACHER, **KL}),
+        ("scale_rewards", {**TEACHER, "scale_rewards": "batch"}),
+        ("advantage_clip", {**TEACHER, "advantage_clip": 1.0}),
+        ("delta", {"delta": 1.28}),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_by_name(name, given):
+    assert f"learner.{name}" in refusal(build_config, {"learner": given}, where="test")
+
+
+def test_a_users_function_may_use_any_field():
+    LearnerConfig(surrogate="mine.py:surrogate", delta=3.0, sapo_temperature_pos=2.0, epsilon=0.1)
+
+
+def test_bounds_of_ratios_that_are_all_1_are_reported():
+    for given, said in (
+        ({}, ""),
+        ({"algorithm": "gspo"}, ""),
+        ({"epsilon_high": None}, ""),
+        ({"epsilon": 0.1, "num_minibatches": 2}, ""),
+        ({"epsilon": 0.1, "off_policy_correction": "none"}, ""),
+        ({"epsilon": 0.1}, "learner.epsilon: without effect"),
+        ({"epsilon": 0.1, "delta": 3.0}, "learner.epsilon, learner.delta: without effect"),
+        ({"algorithm": "sapo", "sapo_temperature_pos": 2.0}, "learner.sapo_temperature_pos:"),
+    ):
+        found = learner_config(**given).bounds_without_effect
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize("algorithm", ["rloo", "dr_grpo", "reinforce_plus_plus_baseline"])
+def test_a_response_alone_in_its_group_is_compared_with_none(algorithm):
+    given = {"learner.algorithm": algorithm, "rollout.num_generations": 1}
+    assert "leaves no group to compare with" in refusal(build_config, given, where="test")
 
 
 def test_nothing_branches_on_an_algorithms_name():

@@ -98,10 +98,12 @@ def fields_of_verl(hyper: dict[str, Any], kind: str) -> dict[str, Any]:
     match kind:
         case "gspo":
             fields |= {"algorithm": "gspo_token", "loss_type": "grpo", "dual_clip": None}
-        case "sapo" | "gmpo":
-            fields |= {"algorithm": kind, "loss_type": "grpo"}
+        case "sapo":
+            fields = {"algorithm": kind, "loss_type": "grpo"}
+        case "gmpo":
+            fields |= {"algorithm": kind, "loss_type": "grpo", "dual_clip": None}
         case "cispo":
-            fields |= {"algorithm": kind}
+            fields |= {"algorithm": kind, "dual_clip": None}
         case "gpg" | "dro":
             fields |= {"surrogate": f"{OWN}{kind}"}
     if "rollout_is" in hyper:

@@ -164,7 +164,10 @@ def group_advantages(
     share = float((std_N == 0.0).mean())
     if scale_rewards == "tokens":
         return Advantages(whitened(centred_N, length_N), share)
-    values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
+    if scale_rewards == "none":
+        return Advantages(centred_N, share)
+    # Where rewards do not differ nothing divides them: what is not 0 then has no baseline.
+    values_N = centred_N / np.where(std_N == 0.0, 1.0, std_N + STD_EPSILON)
     return Advantages(values_N, share)
 
 
