@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,41 +47,24 @@ def written_rows(folder: Path, **columns: Callable[[int], Any]) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_messages_and_an_adapter(run_script: Callable[..., str], tmp_path: Path) -> None:
-    """The options are those of TRL's example of GSPO; the chat template is the model's."""
-    shutil.copytree(DEMO, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(MESSAGES)
-    written_rows(tmp_path / "rows", question=lambda n: f"a{n} b{n}?", solution=lambda n: str(2 * n))
-    printed = run_script(
-        SCRIPTS / "sequence_ratio.py",
-        *("--model_name_or_path", "model", "--dataset_name", "rows", "--output_dir", "out"),
-        *("--learning_rate", "1e-5", "--dtype", "float32", "--max_completion_length", "16"),
-        *("--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--log_completions"),
-        *("--per_device_train_batch_size", "4", "--num_generations", "4", "--loss_type", "grpo"),
-        *("--importance_sampling_level", "sequence", "--epsilon", "3e-4", "--epsilon_high", "4e-4"),
-        *("--beta", "0.0", "--gradient_accumulation_steps", "1", "--steps_per_generation", "2"),
-        *("--max_steps", "2", "--report_to", "none"),
-    )
-    assert "lora_dropout = 0.05: there is no dropout" in printed
-    learner = read_config(str(tmp_path / "out" / "config.yaml")).learner
-    assert (learner.ratio, learner.num_minibatches) == ("sequence", 2)
-    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
-
-
 RECIPE = """
 model_name_or_path: {model}
 model_revision: main
 dtype: float32
 attn_implementation: sdpa
 chat_template: "{template}"
-system_prompt: "Add up. "
+system_prompt: "Add up "
 dataset_name: rows
-reward_funcs: [accuracy, length]
+use_peft: true
+lora_target_modules: [q_proj, v_proj]
+reward_funcs: [accuracy, length, format]
 callbacks: [counting]
 do_eval: true
 eval_strategy: steps
 eval_steps: 100
-gradient_accumulation_steps: 2
+gradient_accumulation_steps: 1
+steps_per_generation: 2
+importance_sampling_level: sequence
 gradient_checkpointing: true
 gradient_checkpointing_kwargs: {{use_reentrant: false}}
 learning_rate: 1.0e-04
@@ -97,7 +79,7 @@ num_train_epochs: 1
 num_generations: 4
 output_dir: out
 per_device_eval_batch_size: 16
-per_device_train_batch_size: 10
+per_device_train_batch_size: 20
 save_strategy: epoch
 save_total_limit: 1
 seed: 42
@@ -108,13 +90,17 @@ def test_a_recipe_and_options_of_its_own(run_script, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=DEMO, template=MESSAGES))
     written_rows(tmp_path / "rows", problem=lambda n: f"a{n} b{n}?", answer=lambda n: 2 * n)
     printed = run_script(SCRIPTS / "own_config.py", "--config", "recipe.yaml", "--longest", "500")
-    assert "SAVED Add up.  2" in printed
+    assert "SAVED Add up  2" in printed
+    assert "lora_dropout = 0.05: there is no dropout" in printed
     assert "eval_rewards/short/mean" in printed
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert (results["train_samples"], results["eval_samples"]) == (10, 4)
     assert {"eval_rewards/accuracy/mean", "eval_rewards/short/mean"} <= set(results)
     assert ModelCard.load(tmp_path / "out" / "README.md").data.datasets == "rows"
     assert (tmp_path / "out" / "trainer_state.json").is_file()
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    learner = read_config(str(tmp_path / "out" / "config.yaml")).learner
+    assert (learner.ratio, learner.num_minibatches) == ("sequence", 2)
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "distillation"])

@@ -1,5 +1,5 @@
-"""In the shape of open-r1's script: options of its own, a recipe in YAML, and all that comes after
-training."""
+"""In the shape of open-r1's script: options of its own, a recipe in YAML, an adapter, and all that
+comes after training."""
 
 import logging
 import os
@@ -12,7 +12,14 @@ from transformers import AutoTokenizer, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 import rhymeflow.trl as trl
-from rhymeflow.trl import GRPOTrainer, ModelConfig, TrlParser, get_peft_config
+from rhymeflow.trl import (
+    GRPOTrainer,
+    ModelConfig,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
+from rhymeflow.trl.rewards import think_format_reward
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +56,7 @@ def short(completions, longest, **kwargs):
 
 def rewards(script_args):
     length = update_wrapper(partial(short, longest=script_args.longest), short)
-    known = {"accuracy": accuracy, "length": length}
+    known = {"accuracy": accuracy, "length": length, "format": think_format_reward}
     return [known[name] for name in script_args.reward_funcs]
 
 
@@ -76,6 +83,7 @@ def main(script_args, training_args, model_args):
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
         "use_cache": not training_args.gradient_checkpointing,
+        "quantization_config": get_quantization_config(model_args),
     }
     evaluates = training_args.eval_strategy != "no"
     trainer = GRPOTrainer(
