@@ -128,6 +128,13 @@ def test_a_text_field_gets_an_override_as_it_was_typed(text):
         *(("", {"environment.classes": text}, "environment.classes",
            (EnvironmentClass(environment="file.py:Class"),))
           for text in ("file.py:Class", "[file.py:Class]", "{environment: file.py:Class}")),
+        # One Python by two names; a Python that is an option of something else.
+        *((f"environment: {{agent: '{agent}', agent_python: /a/b/../b}}",
+           {"data.source": source, "data.options": f"{{python: {python}}}"},
+           "environment.agent_python", "/a/b/../b")
+          for agent, source, python in [("verifiers", "verifiers:x", "/a/b"),
+                                        ("verifiers", "x.jsonl", "/c"),
+                                        ("x.py:f", "verifiers:x", "/c")]),
     ],
 )  # fmt: skip
 def test_what_is_read(text, overrides, path, expected):
