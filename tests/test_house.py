@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 543  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_871, "tests": 44_111, "benchmarks": 8_568}
+TOTALS = {"rhymeflow": 57_871, "tests": 44_118, "benchmarks": 8_568}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
