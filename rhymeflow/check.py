@@ -146,6 +146,7 @@ def everything(config: Config) -> Checked:
     `UserError` if the run would not start."""
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
+    from rhymeflow.environments.agents import check_program
     from rhymeflow.environments.episodes import Episodes
     from rhymeflow.environments.template import load_settled
     from rhymeflow.learner.algorithms.losses import check_parts  # loads torch, so not before
@@ -174,7 +175,10 @@ def everything(config: Config) -> Checked:
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
         _check_teacher(here, tokenizer, prompts.train)
-        Episodes(config, environment_sections(config), tokenizer)
+        if config.environment.agent is None:
+            Episodes(config, environment_sections(config), tokenizer)
+        else:
+            check_program(config, tokenizer)
         sources = {RUN: (config, prompts.train)}
         sources |= {name: (suite.config, suite.prompts) for name, suite in suites.items()}
         for name, (section, rows) in sources.items():

@@ -153,8 +153,10 @@ class Config(Section):
 
     def _agent_mistakes(self) -> Iterator[str]:
         environment = self.environment
-        effectless: tuple[str, ...] = ("timeout",)
-        why = "with environment.agent; agent_timeout and idle_timeout have"
+        effectless: tuple[str, ...] = ("timeout", "retries", "num_workers")
+        if not environment.plays_classes:
+            effectless += ("on_tool_error", "max_observation_chars")
+        why = "with this environment.agent (agent_timeout and idle_timeout limit it)"
         if environment.agent is None:
             effectless = ("agent_python", "agent_timeout", "idle_timeout")
             why = "without environment.agent"
@@ -164,8 +166,7 @@ class Config(Section):
             return
         if not environment.agent:
             yield "environment.agent: names no program"
-        if environment.classes or environment.tools:
-            yield "environment.agent: takes the place of environment.classes and environment.tools"
+        yield from self._played_mistakes()
         for suite in self.eval.suites:
             if suite.environments is not None:
                 yield f"eval.suites: {suite.name}: environments: not in a run of environment.agent"
@@ -185,6 +186,24 @@ class Config(Section):
         for name, is_used in not_yet.items():
             if is_used:
                 yield f"{name}: not with environment.agent yet"
+
+    def _played_mistakes(self) -> Iterator[str]:
+        environment = self.environment
+        has_any = environment.classes or environment.tools
+        if not environment.plays_classes:
+            if has_any:
+                yield (
+                    "environment.agent: takes the place of environment.classes and "
+                    "environment.tools; agent = 'classes' plays them"
+                )
+            return
+        if not has_any:
+            yield "environment.agent = 'classes': there are no environment.classes"
+        if environment.agent_python is not None:
+            yield "environment.agent_python: runs a function; the run's own Python plays classes"
+        for spec in environment.tools:
+            if spec.startswith("mcp:"):
+                yield f"environment.tools: {spec}: not with environment.agent = 'classes' yet"
 
     def _verifiers_mistakes(self) -> Iterator[str]:
         """Tasks are played by the Python that has made them."""

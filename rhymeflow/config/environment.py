@@ -50,10 +50,9 @@ class EnvironmentConfig(Section):
     agent: str | tuple[str, ...] | None = None
     """A program that calls the policy by HTTP, in place of classes and tools: a function
     (`path/to/file.py:function`) or a command, as text or as a list, or `verifiers`, which plays the
-    tasks of `data.source: verifiers:NAME`. A class with `step` (`path/to/file.py:Class`) is played:
-    for chat templates that change earlier turns. Each response is a run of it; what it returns is
-    its reward, under the name `agent`. `max_turns` limits its calls; `retries` do not apply, as
-    what was sampled stays."""
+    tasks of `data.source: verifiers:NAME`, or `classes`, which plays `classes` and `tools`: for
+    chat templates that change earlier turns. Each response is a run of it; what it returns is its
+    reward, under the name `agent`, or that of the class. `max_turns` limits its calls."""
     agent_python: str | None = None
     """Interpreter that runs the function of `agent`, which needs no Rhymeflow; `None`: that of the
     run. Of `verifiers` it is also the one that makes the tasks (`data.options`: `python`)."""
@@ -94,7 +93,13 @@ class EnvironmentConfig(Section):
     @property
     def judges(self) -> tuple[EnvironmentClass, ...]:
         """What rewards responses beside reward functions: the classes, or the agent."""
-        return (EnvironmentClass(environment="agent"),) if self.agent else self.classes
+        is_one = self.agent and not self.plays_classes
+        return (EnvironmentClass(environment="agent"),) if is_one else self.classes
+
+    @property
+    def plays_classes(self) -> bool:
+        """Whether `classes` and `tools` are played as an agent's program."""
+        return self.agent == "classes"
 
 
 def interpreter(python: str) -> str:

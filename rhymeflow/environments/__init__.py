@@ -87,7 +87,8 @@ def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
 
 def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """Return `all_tool_schemas`; another process runs the user's code."""
-    if not uses_environments(config) or config.environment.agent is not None:
+    has_program = config.environment.agent is not None and not config.environment.plays_classes
+    if not uses_environments(config) or has_program:
         return {}
     from rhymeflow.utils.child import call_in_process  # not above: it imports multiprocessing
 
@@ -100,7 +101,7 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
 def check_names(config: Config) -> None:
     """Check, without running them, that files define the classes, the tools and the agent's
     function, and that its command is there. Raises `UserError`."""
-    if (agent := config.environment.agent) is not None:
+    if (agent := config.environment.agent) is not None and not config.environment.plays_classes:
         _check_agent(agent, config.environment.agent_python)
     sections = environment_sections(config).values()
     classes = [each.environment for section in sections for each in section.classes]
@@ -156,12 +157,17 @@ def check_calls(
     schemas = tools.values() if isinstance(tools, dict) else [tools]
     wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
     # A file's prompts are mostly of one form, so the first ones are enough.
-    if not any(schemas) or not any(wraps(each.prompt) for each in prompts[:100]):
+    is_played = config.environment.plays_classes
+    if not any(schemas) or not (is_played or any(wraps(each.prompt) for each in prompts[:100])):
         return None
     for each in filter(None, schemas):
-        renderer = ChatRenderer(tokenizer, each, reads_users=False, variables=variables)
+        renderer = ChatRenderer(
+            tokenizer, each, reads_users=False, variables=variables, appends=not is_played
+        )
     if not renderer.answers_as_user:
         return None
+    if is_played:
+        raise UserError("environment.agent = 'classes': the chat template has no messages of tools")
     return (
         "the chat template has no messages of tools, so what they answer is a message of the user, "
         "in <tool_response> and </tool_response>"

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import wait
@@ -24,6 +25,7 @@ import msgspec
 
 from rhymeflow.config import Config
 from rhymeflow.data.generators import derived_seed
+from rhymeflow.data.prompts import kind_of
 from rhymeflow.environments import launcher, program_of
 from rhymeflow.environments.agent_server import AgentServer, HttpAnswer, HttpRequest
 from rhymeflow.environments.conversations import AnsweredTurn, Asking, Conversations, Growing
@@ -36,6 +38,7 @@ from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import child
+from rhymeflow.utils.objects import LOOPBACK
 
 MODEL = "policy"
 """The model's name for programs, which may use any."""
@@ -55,7 +58,7 @@ class AgentTask:
     wants: Wanted
     room: int
     submitted: float = 0.0
-    environment = "agent"
+    environment: str = "agent"  # name of its reward
     result: Called | Left | Answered | Rewarded | None = None
     error: str | None = None
     is_lost: bool = False
@@ -133,10 +136,9 @@ class Agents:
         environment = self._config.environment
         assert environment.agent is not None, "there is no agent"
         program, where = program_of(environment.agent), f"environment.agent {environment.agent}"
-        wanted: dict[str, Any] = {"command": program}
-        if isinstance(program, str):
-            wanted = {"call": program, "most_turns": environment.max_turns}
-            wanted["most_chars"] = environment.max_observation_chars
+        wanted = {"call" if isinstance(program, str) else "command": program}
+        if environment.plays_classes:
+            wanted = {"play": environment.model_dump_json()}
         python, variables = environment.agent_python or sys.executable, dict(os.environ)
         if environment.agent_python is None:  # it imports what this process can
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -178,7 +180,11 @@ class Agents:
 
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> AgentTask:
         """Return a task for `submit`; `room` is that of a prompt."""
-        return AgentTask(episode, wants, room)
+        named = AgentTask(episode, wants, room)
+        if self._config.environment.plays_classes:
+            names = [each.reward_name for each in self._config.environment.classes]
+            named.environment = names[kind_of(names, episode.columns, f"agent of {episode.key}")]
+        return named
 
     def submit(self, task: AgentTask) -> None:
         """Begin or judge an episode."""
@@ -487,6 +493,12 @@ class Agents:
         """Return the most tokens after a prompt."""
         config = self._configs.get(program.episode.suite, self._config)
         return config.rollout.max_completion_length
+
+
+def check_program(config: Config, tokenizer: Any) -> None:
+    """Raise `UserError` if the agent's program could not be started."""
+    with closing(Agents(config, tokenizer, Path(os.devnull), LOOPBACK)) as agents:
+        agents.start()
 
 
 def _answered(made: _Call, turns: list[ModelTurn]) -> HttpAnswer:

@@ -32,12 +32,12 @@ Job = dict[str, Any]
 
 
 def main() -> None:
-    """Serve standard input until it closes. The argument is JSON: those of `loaded`, or of
-    `commanded`."""
-    wanted = json.loads(sys.argv[1])
+    """Serve standard input until it closes. The argument is JSON: which of `loaded`, `played` and
+    `commanded` makes the program, and of what."""
+    [(make, of)] = json.loads(sys.argv[1]).items()
     del sys.path[0]  # where this file is: its neighbours are no modules of the program
     try:
-        program = loaded(**wanted) if "call" in wanted else commanded(**wanted)
+        program = {"call": loaded, "play": played, "command": commanded}[make](of)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         traceback.print_exc()
         say({"failed": described(error)})
@@ -70,16 +70,25 @@ def imported(name: str, path: str) -> Any:
     return module
 
 
-def loaded(call: str, most_turns: int, most_chars: int) -> Callable[[Job, str], Any]:
-    """Import `path/to/file.py:function`; return what calls it with the arguments that it names. A
-    class with `step` is played."""
+def played(section: str) -> Callable[[Job, str], Any]:
+    """Return what plays the classes of a section `environment`, with Rhymeflow."""
+    player = importlib.import_module("rhymeflow.environments.player").player
+    return _calling(player(section), "the player")
+
+
+def loaded(call: str) -> Callable[[Job, str], Any]:
+    """Import `path/to/file.py:function`; return what calls it."""
     path, _, name = call.rpartition(":")
     path = os.path.abspath(os.path.expanduser(path))
     sys.path.insert(0, os.path.dirname(path))  # for imports of its neighbours
     function = getattr(imported("agent", path), name)
-    if inspect.isclass(function) and hasattr(function, "step"):
-        beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "player.py")
-        function = imported("player", beside).player(function, most_turns, most_chars)
+    if inspect.isclass(function) and hasattr(function, "reset"):
+        raise TypeError(f"{name} is a class: environment.classes names it, and agent is 'classes'")
+    return _calling(function, name)
+
+
+def _calling(function: Callable[..., Any], name: str) -> Callable[[Job, str], Any]:
+    """Return what calls the function with the arguments that it names."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if "base_url" not in parameters and not takes_all:

@@ -1,75 +1,69 @@
-"""Plays a class with `step` as an agent's program, for templates that change earlier turns.
+"""Plays `environment.classes` as an agent's program, for templates that change earlier turns.
 
 Each turn is asked for with the whole conversation: what such a template makes of it is a sequence
-of its own. The launcher imports this file by its path, so it imports the standard library alone.
+of its own.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
+import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-Messages = list[dict[str, Any]]
+from rhymeflow.config import EnvironmentConfig
+from rhymeflow.data.encode import Schema
+from rhymeflow.data.prompts import Message, kind_of, opened
+from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.live import LiveEnvironment
+from rhymeflow.environments.messages import Call, Opening, Said
+from rhymeflow.environments.parsing import parse_calls
 
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def player(made: Callable[[], Any], most_turns: int, most_chars: int) -> Callable[..., Any]:
-    """Return a program that plays objects of this class, up to `most_turns`; answers are cut to
-    `most_chars`. See `environments.Environment` for the methods."""
+def player(section_json: str) -> Callable[[str, dict[str, Any], int], Awaitable[float | None]]:
+    """Return a program that plays the classes and tools of a section `environment`. Raises
+    `UserError` if one cannot be used."""
+    section = EnvironmentConfig.model_validate_json(section_json)
+    kinds = load_kinds(section)
+    schemas, names = [kind.schemas() for kind in kinds], [kind.name for kind in kinds]
 
-    async def played(world: Any, base_url: str, row: dict[str, Any], seed: int) -> Any:
-        messages = await _opened(world, row, seed)
-        for _ in range(most_turns):
-            turn = _asked(base_url, messages)
-            if turn is None:
-                break
-            messages.append(turn)
-            answer = await _value(world.step(copy.deepcopy(messages)))
-            if answer is None:
-                break
-            messages += _answers(answer, most_chars)
-        return await _value(world.reward()) if hasattr(world, "reward") else None
-
-    async def play(base_url: str, row: dict[str, Any], seed: int) -> Any:
-        world = made()
+    async def play(base_url: str, row: dict[str, Any], seed: int) -> float | None:
+        columns = {**row}
+        prompt = columns.pop("prompt")
+        index = kind_of(names, columns, "the row")
+        live = LiveEnvironment(0, section, kinds[index], schemas[index])
         try:
-            return await played(world, base_url, row, seed)
+            begun = await live.open(Opening(index, seed, prompt, columns))
+            prompt = opened(prompt, begun.text)
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            for _ in range(section.max_turns):
+                turn = await asyncio.to_thread(_asked, base_url, messages, schemas[index])
+                if turn is None:
+                    break
+                said = _said(turn, has_tools=bool(schemas[index]))
+                answer = (await live.step(said)).answer
+                if answer is None:
+                    break
+                messages = [*messages, turn, *_answers(turn, said, answer)]
+            return (await live.judge()).value
         finally:
-            if hasattr(world, "close"):
-                await _value(world.close())
+            await live.close()
 
     return play
 
 
-async def _opened(world: Any, row: dict[str, Any], seed: int) -> Messages:
-    """Reset the environment; return the prompt, with the text that it opens with."""
-    columns, prompt = {**row}, copy.deepcopy(row["prompt"])
-    del columns["prompt"]
-    parameters = inspect.signature(world.reset).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    values = {"seed": seed, "prompt": row["prompt"], **columns}
-    given = columns if takes_all else {}
-    given |= {name: each for name, each in values.items() if name in parameters}
-    text = await _value(world.reset(**given))
-    messages: Messages = prompt
-    if isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]
-    if text:
-        last = [each for each in messages if each["role"] == "user"][-1]
-        last["content"] += text
-    return messages
-
-
-def _asked(base_url: str, messages: Messages) -> dict[str, Any] | None:
+def _asked(base_url: str, messages: list[Message], tools: list[Schema]) -> Message | None:
     """Return the policy's turn, with its reasoning if that is apart; None: there is no room."""
-    body = json.dumps({"model": "policy", "messages": messages}).encode()
-    request = urllib.request.Request(f"{base_url}/chat/completions", body)
+    body: dict[str, Any] = {"model": "policy", "messages": messages}
+    if tools:
+        names = "name", "description", "parameters"  # transformers' schemas have more
+        functions = [{name: each["function"][name] for name in names} for each in tools]
+        body["tools"] = [{"type": "function", "function": each} for each in functions]
+    request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode())
     try:
         with _DIRECTLY.open(request) as answer:
             turn = json.load(answer)["choices"][0]["message"]
@@ -81,24 +75,23 @@ def _asked(base_url: str, messages: Messages) -> dict[str, Any] | None:
         raise RuntimeError(said["message"]) from None
 
 
-def _answers(answer: Any, most_chars: int) -> Messages:
-    """Return what the environment answered as messages. Raises `TypeError` if it is no answer."""
+def _said(turn: Message, *, has_tools: bool) -> Said:
+    """Return a turn with its calls; if there are none, with those that cannot be read."""
+    functions = [each["function"] for each in turn.get("tool_calls", ())]
+    calls = [Call(each["name"], each["arguments"]) for each in functions]
+    if has_tools and not calls:
+        calls = [each for each in parse_calls(turn["content"]) if each.error]
+    return Said(turn["content"], calls)
+
+
+def _answers(turn: Message, said: Said, answer: list[Message] | str) -> list[Message]:
+    """Return what the environment answered as messages. A call that cannot be read is none of the
+    turn's, so its answer is the user's."""
     if isinstance(answer, str):
-        answer = [{"role": "user", "content": answer}]
-    is_list = isinstance(answer, list) and answer and all(isinstance(x, dict) for x in answer)
-    if not is_list or any(each.get("role") in (None, "assistant") for each in answer):
-        raise TypeError(
-            f"step returned {answer!r:.100}, should be text, messages of others, or None"
-        )
-    messages: Messages = answer
-    for each in messages:
-        text = each["content"]
-        if len(text) > most_chars:
-            note = f"\n[cut: {most_chars} of {len(text)} characters]"
-            each["content"] = text[:most_chars] + note
-        most_chars = max(most_chars - len(text), 0)
-    return messages
-
-
-async def _value(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+        return [{"role": "user", "content": answer}]
+    if "tool_calls" in turn:
+        ids = [each["id"] for each in turn["tool_calls"]]
+        return [{**each, "tool_call_id": id} for id, each in zip(ids, answer, strict=True)]
+    return (
+        [{"role": "user", "content": each["content"]} for each in answer] if said.calls else answer
+    )

@@ -69,7 +69,7 @@ class Environments:
 
     def request(self, drawn: Drawn) -> Iterator[GroupCreated]:
         """Request a prompt's opening; yield its group at once if it needs none."""
-        if not self._configs[drawn.suite].environment.classes:
+        if self.has_agent or not self._configs[drawn.suite].environment.classes:
             yield self._in_flight.add(drawn)
             return
         if drawn.suite == RUN:

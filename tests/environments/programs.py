@@ -234,6 +234,9 @@ class Steps:
     """An environment: the reward is the number of turns that it has answered, and a share of what
     was said in them."""
 
+    def __init__(self, answer):
+        self.answer = answer
+
     async def reset(self, *, a, seed, **columns):
         self.digits, self.turns = a, 0
         assert set(columns) == {"b"}
@@ -248,7 +251,7 @@ class Steps:
         if said.endswith("wrong"):
             return ["no message"]
         long = {"role": "user", "content": "123456789012345678901234"}
-        return [long, user("on")] if said.endswith("long") else f"{self.turns} more"
+        return [long, user("on")] if said.endswith("long") else self.answer.format(self.turns)
 
     async def reward(self):
         return self.turns + self.digits

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.config import Config
 from rhymeflow.environments.agent_server import AgentServer
-from rhymeflow.environments.agents import Agents, AgentTask
+from rhymeflow.environments.agents import Agents, AgentTask, check_program
 from rhymeflow.environments.conversations import Conversations
 from rhymeflow.environments.dialects import read
 from rhymeflow.environments.episode import Episode
@@ -31,6 +32,7 @@ from tests.refused import refusal
 from tests.weights.shared_objects import sharing
 
 CHAT = tokenizer(CHATML)
+WORLDS = Path(FILE).with_name("worlds.py")
 END = "<|im_end|>"
 
 
@@ -133,7 +135,7 @@ def playing(tmp_path) -> Iterator[Callable[..., Play]]:
     started: list[Agents] = []
 
     def start(agent: Any, tok: Any = CHAT, **fields: Any) -> Play:
-        name = f"{FILE}:{agent}" if isinstance(agent, str) else agent
+        name = f"{FILE}:{agent}" if isinstance(agent, str) and agent != "classes" else agent
         section = {"agent": name, "idle_timeout": 20.0, **fields}
         config = Config.model_validate(
             {
@@ -195,10 +197,11 @@ def test_a_template_that_forgets_has_sequences_of_its_own(playing):
 
 
 ROW = {"prompt": "a", "a": 0.5, "b": 1}
+STEPS = {"environment": f"{FILE}:Steps", "options": {"answer": "{} more"}}
 
 
 def test_a_class_with_step_is_played_with_a_template_that_forgets(playing):
-    play = playing("Steps", tokenizer(FORGETS))
+    play = playing("classes", tokenizer(FORGETS), classes=[STEPS])
     says = ["so</think>4", "well</think>5", "done"]
     assert play.episode(lambda n: f"{says[n - 1]}{END}", **ROW) == 2.5
     assert [each.follows for each in play.asked["3.1"]] == [0, 0, 0]
@@ -214,11 +217,11 @@ def test_a_class_with_step_is_played_with_a_template_that_forgets(playing):
         (["4", "5", "6", "7"], 3.5),  # max_turns
         (["long", "done"], 1.5),
         (["4" * 200], 1.5),  # there is no room for another turn
-        (["wrong"], "raised TypeError: step returned ['no message'], should be text"),
+        (["wrong"], "step returned a list with str 'no message', which is no message"),
     ],
 )
 def test_how_a_class_with_step_ends(playing, says, ends):
-    play = playing("Steps", max_turns=3, max_observation_chars=20)
+    play = playing("classes", classes=[STEPS], max_turns=3, max_observation_chars=20)
     value = play.episode(lambda n: f"{says[n - 1]}{END}", **ROW)
     assert str(ends) in str(value)
     follows = [each.follows for each in play.asked["3.1"]]
@@ -226,6 +229,45 @@ def test_how_a_class_with_step_ends(playing, says, ends):
     if says[0] == "long":
         assert "12345678901234567890\n[cut: 20 of 24 characters]<" in play.read()[1]
         assert "\n[cut: 0 of 2 characters]<" in play.read()[1]
+
+
+TURN = "<|im_start|>{}\n{}<|im_end|>\n"
+ADDS = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
+
+
+def test_a_class_with_tools_is_played(playing):
+    """Its tools and functions are in every call of the policy; a call that cannot be read, and a
+    tool that raises, are answered."""
+    template = (
+        "{% if tools %}{{ tools | map(attribute='function') | map(attribute='name') | list }}"
+        "{% endif %}" + FORGETS.replace("<|im_end|>", "{% for c in m.tool_calls or [] %}"
+        "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>")
+    )  # fmt: skip
+    entry = {"environment": f"{WORLDS}:Counter", "options": {"step": 3}}
+    tools = [f"{WORLDS}:multiply"]
+    play = playing("classes", tokenizer(template), classes=[entry], tools=tools)
+    fails = ADDS.replace("add", "fail").replace('{"amount": 2}', "{}")
+    says = [f"so</think>{ADDS}{ADDS}", fails, ADDS[:30] + ADDS[-12:], "done"]
+    row = {"prompt": "a", "start": 1}
+    assert play.episode(lambda n: f"{says[n - 1]}{END}", room=2000, **row) == 13.0
+    read = play.read()
+    assert read[0] == "['multiply', 'add', 'fail']" + TURN.format("user", "a") + (
+        "<|im_start|>assistant\n"
+    )
+    answers = [TURN.format("tool", 7) + TURN.format("tool", 13)]
+    answers.append(TURN.format("tool", "Error: RuntimeError: at 13"))
+    answers.append(TURN.format("user", "Error: the tool call cannot be read: it is no JSON: "))
+    for text, answer in zip(read[1:], answers, strict=True):
+        assert answer.removesuffix("<|im_end|>\n") in text
+    assert "so</think>" not in read[1]
+
+
+def test_an_option_that_no_played_class_takes_is_refused(tmp_path):
+    for options, said in (({"speed": 1}, "takes no option 'speed'"), ({}, "needs the option")):
+        entry = {"environment": f"{FILE}:Steps", "options": options}
+        config = Config.model_validate({"environment": {"agent": "classes", "classes": [entry]}})
+        with pytest.raises(UserError, match=said):
+            check_program(config, CHAT)
 
 
 def test_calls_at_once_are_asked_at_once(playing):
@@ -434,6 +476,7 @@ def test_an_episode_whose_program_is_gone_is_lost(playing):
     [
         (f"{FILE}:user", "takes no argument base_url, the address of the policy"),
         (f"{FILE}:nobody", "has no attribute 'nobody'"),
+        (f"{FILE}:Steps", "Steps is a class: environment.classes names it, and agent is 'classes'"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused(tmp_path, agent, said):

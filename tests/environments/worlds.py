@@ -120,6 +120,9 @@ class Needy:
 class Counter:
     """TRL's way."""
 
+    def __init__(self, step: int = 1) -> None:
+        self.size = step
+
     def reset(self, start: int = 0, **columns) -> None:
         self.value = start
 
@@ -129,7 +132,7 @@ class Counter:
         Args:
             amount: what is added.
             times: how often."""
-        self.value += amount * times
+        self.value += amount * times * self.size
         return self.value
 
     async def fail(self) -> str:
