@@ -11,7 +11,8 @@ from rhymeflow.engine.vllm import supported
 from rhymeflow.engine.vllm.arguments import engine_args
 from rhymeflow.engine.vllm.supported import architectures, check_supported
 from rhymeflow.models.load import check_engine, check_native, load_config
-from tests.families.cases import config_of
+from tests.characters import make_tokenizer
+from tests.families.cases import config_of, save
 from tests.refused import refusal
 from tests.vllm.sameness import needs_vllm
 
@@ -59,6 +60,22 @@ def test_on_cpus_layers_that_carry_a_state_are_those_that_were_compared(tmp_path
     assert "set drafting.window = 'off'" in refusal(check_supported, drafting, known)
     attends = config_of("lfm2", layer_types=["full_attention"] * 2)
     check_supported(saved(tmp_path, attends).changed(drafting={"window": "cost"}), known)
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2"])
+def test_a_dry_run_refuses_drafts_with_such_layers_on_cpus(
+    name, tmp_path, refused, monkeypatch, capsys
+):
+    monkeypatch.setattr("rhymeflow.check.check_installed", lambda config: None)
+    known = dict.fromkeys(["FalconH1ForCausalLM", "Lfm2ForCausalLM"], OWN)
+    monkeypatch.setattr(supported, "ask", lambda config: known)
+    save(name, tmp_path)
+    make_tokenizer("0123456789+", 100).save_pretrained(tmp_path)
+    capsys.readouterr()  # how saving goes
+    where = ("--model.name", str(tmp_path), "--model.device", "cpu", "--rollout.engine", "vllm")
+    message = refused("train", "demo", *where, "--drafting.window", "cost", "--dry-run")
+    assert "drafting.window = 'cost': on CPUs vLLM" in message
+    assert message.endswith("set drafting.window = 'off'")
 
 
 @pytest.mark.parametrize(
