@@ -37,7 +37,8 @@ def main() -> None:
     [(make, of)] = json.loads(sys.argv[1]).items()
     del sys.path[0]  # where this file is: its neighbours are no modules of the program
     try:
-        program = {"call": loaded, "play": played, "command": commanded}[make](of)
+        makes: dict[str, Any] = {"call": loaded, "play": played, "command": commanded}
+        program = makes[make](of)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         traceback.print_exc()
         say({"failed": described(error)})
