@@ -181,7 +181,8 @@ class Agents:
         """Return a task for `submit`; `room` is that of a prompt."""
         named = AgentTask(episode, wants, room)
         if self._config.environment.plays_classes:
-            names = [each.reward_name for each in self._config.environment.classes]
+            classes = self._config.environment.classes
+            names = [each.reward_name for each in classes] or ["tools"]
             named.environment = names[kind_of(names, episode.columns, f"agent of {episode.key}")]
         return named
 

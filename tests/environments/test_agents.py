@@ -134,13 +134,13 @@ class Play:
 def playing(tmp_path) -> Iterator[Callable[..., Play]]:
     started: list[Agents] = []
 
-    def start(agent: Any, tok: Any = CHAT, **fields: Any) -> Play:
+    def start(agent: Any, tok: Any = CHAT, functions: Any = (), **fields: Any) -> Play:
         name = f"{FILE}:{agent}" if isinstance(agent, str) and agent != "classes" else agent
         section = {"agent": name, "idle_timeout": 20.0, **fields}
         config = Config.model_validate(
             {
                 "environment": section,
-                "reward": {"functions": []},
+                "reward": {"functions": functions},
                 "rollout": {"max_completion_length": 120},
             }
         )
@@ -260,6 +260,16 @@ def test_a_class_with_tools_is_played(playing):
     for text, answer in zip(read[1:], answers, strict=True):
         assert answer.removesuffix("<|im_end|>\n") in text
     assert "so</think>" not in read[1]
+
+
+def test_tools_alone_are_played_and_give_no_reward(playing):
+    play = playing(
+        "classes", tokenizer(FORGETS), [{"function": "a.py:f"}], tools=[f"{WORLDS}:multiply"]
+    )
+    calls = '<tool_call>{"name": "multiply", "arguments": {"a": 2, "b": 4}}</tool_call>'
+    says = [f"{calls}{END}", f"8{END}"]
+    assert play.episode(lambda n: says[n - 1], prompt="multiply", room=2000) is None
+    assert TURN.format("tool", 8) in play.read()[1]
 
 
 def test_an_option_that_no_played_class_takes_is_refused(tmp_path):
