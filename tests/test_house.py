@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 57_920, "tests": 44_312, "benchmarks": 8_568}
+TOTALS = {"rhymeflow": 57_920, "tests": 44_322, "benchmarks": 8_568}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
