@@ -30,6 +30,10 @@ Cut = tuple[int, InstanceId]
 """(first token, the instance or `ENVIRONMENT` that generated from there on)."""
 
 
+_REPLACED = metrics.FILE, "result.json", "timeline.png"
+"""What a simulation writes beside its events, and another one there replaces."""
+
+
 class Record:
     """Writes a simulated run into a directory. Raises `UserError` if the directory holds a real
     run, or another simulation is writing there."""
@@ -40,6 +44,9 @@ class Record:
         """`on_step` is called with the number of each step that has ended."""
         if (directory / "config.yaml").exists():
             raise UserError(f"{directory}: holds a run; a simulation needs a directory of its own")
+        foreign = [name for name in _REPLACED if (directory / name).exists()]
+        if foreign and not (directory / EVENTS).exists():
+            raise UserError(f"{directory}: has a {foreign[0]} that no simulation wrote")
         self._directory, self._config, self._on_step = directory, config, on_step
         self._is_open = False
         self._last_event = 0  # its number in the store
@@ -56,7 +63,7 @@ class Record:
             raise UserError(f"{directory}: another simulation is being written there")
         for old in directory.glob(f"{EVENTS}*"):
             old.unlink()
-        for name in (metrics.FILE, "result.json", "timeline.png"):
+        for name in _REPLACED:
             (directory / name).unlink(missing_ok=True)  # or they would stay if this one is stopped
         self._store = SqliteTrajectoryStore(directory / EVENTS)
         started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())

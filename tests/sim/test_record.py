@@ -144,3 +144,12 @@ def test_a_run_is_never_replaced_and_a_simulation_is(tmp_path):
     with pytest.raises(UserError, match="holds a run; a simulation needs a directory of its own"):
         recorded(tmp_path / "run")
     assert (tmp_path / "run" / "events.db").read_bytes() == before
+
+
+def test_a_file_that_no_simulation_wrote_is_not_replaced(tmp_path):
+    """It may be another program's, or the figures of a run whose log is elsewhere."""
+    (tmp_path / "result.json").write_text("mine")
+    with pytest.raises(UserError, match=r"has a result\.json that no simulation wrote"):
+        recorded(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
+    assert (tmp_path / "result.json").read_text() == "mine"
