@@ -48,9 +48,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target.is_relative_to(ROOT / "docs"):
                 continue
             found.add(target)
-            source = {"content": shown(target)}
-            if target.suffix == ".png":
-                source = {"abs_src_path": str(target)}  # type: ignore[dict-item]
+            picture = target.suffix == ".png"
+            source = {"abs_src_path": str(target)} if picture else {"content": shown(target)}
             new = File.generated(config, uri(target), inclusion=InclusionLevel.NOT_IN_NAV, **source)
             files.append(new)
             if target.suffix == ".md":
