@@ -80,10 +80,14 @@ class Config(Section):
         return ModelConfig(name=chosen.teacher)
 
     @property
+    def has_rewards(self) -> bool:
+        """Whether responses are judged, if only to be measured."""
+        return bool(self.reward.functions or self.environment.judges)
+
+    @property
     def trains_on_rewards(self) -> bool:
         """Whether rewards have a part in what is learnt."""
-        has_rewards = bool(self.reward.functions or self.environment.classes)
-        return has_rewards and self.learner.distillation.reward_weight > 0.0
+        return self.has_rewards and self.learner.distillation.reward_weight > 0.0
 
     @model_validator(mode="after")
     def _divide_gpus(self) -> Config:

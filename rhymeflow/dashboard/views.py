@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     "step_time", "reward", "frac_reward_zero_std", "completions/clipped_ratio",
-    "rollout/tokens_per_s",
+    "rollout/tokens_per_s", "distillation/divergence",
 )  # fmt: skip
 AN_END = 8
 

@@ -287,11 +287,13 @@ class Learner:
         totals = Totals.merged(self._ranks.gathered(numbers) or [numbers])  # all are on rank 0
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
+        of_batch = batch_metrics(samples)
+        if "reward" in of_batch:
+            of_batch["frac_reward_zero_std"] = advantages.frac_zero_std
         return {
             **totals.means(),
             **(self._critic.metrics() if self._critic is not None else {}),
-            **batch_metrics(samples),
-            "frac_reward_zero_std": advantages.frac_zero_std,
+            **of_batch,
             "skipped_steps": float(len(self.skipped)),
             "learning_rate": rate,
             "num_tokens": float(self.num_tokens),

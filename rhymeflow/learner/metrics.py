@@ -95,14 +95,17 @@ class Totals:
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
     """Return the metrics of a batch that depend on its samples alone, by response. The mean and
-    standard deviation of a reward function are over the responses it applied to. If all responses
-    were truncated, the `terminated_length` metrics are 0, as in TRL."""
+    standard deviation of a reward function are over the responses it applied to; without any there
+    is no `reward`. If all responses were truncated, the `terminated_length` metrics are 0, as in
+    TRL."""
     responses = first_sequences(batch)
-    reward_N = np.array([sample.reward for sample in responses])
     length_N = by_response(batch, [sample.num_sampled for sample in batch])
     is_whole_N = np.array([not sample.truncated for sample in responses])
     ended_N = length_N[is_whole_N] if is_whole_N.any() else np.zeros(1)
-    metrics = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
+    metrics = {}
+    if any(sample.components for sample in responses):
+        reward_N = np.array([sample.reward for sample in responses])
+        metrics = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
     for kind, values_N in (("length", length_N), ("terminated_length", ended_N)):
         metrics[f"completions/mean_{kind}"] = float(values_N.mean())
         metrics[f"completions/min_{kind}"] = float(values_N.min())

@@ -31,7 +31,8 @@ class Sample:
     reward: float  # the weighted sum of the reward functions
     truncated: bool  # whether the response was cut (`core.types.CUT`), not ended by the policy
     components: dict[str, float] = field(default_factory=dict)
-    """The value of each reward function or environment that applied, by name."""
+    """The value of each reward function or environment that applied, by name; empty if there are
+    none, and then `reward` is 0."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """The weight of each of them in the reward."""
     observed: list[bool] = field(default_factory=list)

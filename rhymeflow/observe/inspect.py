@@ -34,6 +34,7 @@ from rhymeflow.observe.query import Kind, Record, TokenTexts
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import GIVEN
 from rhymeflow.suites.figures import headlines
 
 MAX_GROUPS = 50  # groups of a step that are shown, those with the widest spread of rewards
@@ -196,7 +197,7 @@ def _show_learned(run: Record, steps: Steps, reader: TrajectoryReader, console: 
         console.print(_curves(steps, min(max(20, console.width - _FIGURES_WIDTH), 40)))
         return
     ((finished, rewarded, mean),) = reader.query(
-        "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories WHERE group_id >= 0"
+        f"SELECT COUNT(*), COUNT({GIVEN}), AVG({GIVEN}) FROM trajectories WHERE group_id >= 0"
     )
     text = f"So far: {run['groups']:,} prompts, {finished:,} finished responses, "
     text += f"{rewarded:,} rewarded" + (f", mean reward {_value(mean)}" if rewarded else "")
@@ -267,7 +268,8 @@ def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Consol
         del found["worst"]  # all rewards are equal
     for kind, responses in found.items():
         for response in responses:
-            _show_response(response, console, f"{kind.capitalize()} {of}: ", is_brief=True)
+            which = "Response" if response["reward"] is None else kind.capitalize()
+            _show_response(response, console, f"{which} {of}: ", is_brief=True)
 
 
 def _throughput(steps: Steps, reader: TrajectoryReader) -> str:
@@ -337,12 +339,13 @@ def _said_of(response: Record) -> str:
 
 def _show_trajectory(response: Record, console: Console) -> None:
     reward, shares = response["reward"], _shares(response["components"] or {})
+    without = "none yet" if response["components"] is None else "none"
     rows = [
         ("trajectory", f"{response['group']}.{response['member']}"),
         ("prompt", f"row {response['row']}, {_epoch(response)}"),
         ("columns", _columns(response["columns"]) or "none"),
         ("length", _length(response)),
-        ("reward", "none yet" if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
+        ("reward", without if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
         ("ending", _ending(response)),
     ]
     console.print(facts(rows))

@@ -30,8 +30,9 @@ COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 BEYOND_NOISE = 3.0  # standard deviations of a step's mean reward that a collapse has to exceed
 BEHIND = 0.02  # share by which emulated work takes longer than it should
 FILTERED, FAILED = 0.9, 0.02  # shares of the groups that ended meanwhile, and of responses
-STEPS_TO_RISE = 100
-"""Steps after which a reward that learns is above its noise, by the first and last quarter."""
+STEPS_TO_RISE, _END = 100, 25
+"""Steps after which a reward that learns is above its noise, by so many first and last ones."""
+DIVERGENCE = "distillation/divergence"
 _EQUAL = 1e-9
 SURE = 2.0  # standard errors that a change of the held-out reward has to exceed
 
@@ -71,6 +72,7 @@ class Seen:
     first: list[Row] = field(default_factory=list)  # the first `WINDOW` steps
     best_reward: float = -math.inf  # greatest mean over `WINDOW` steps, or over the first ones
     rewards: list[float] = field(default_factory=list)  # mean rewards of all steps
+    divergences: list[float] = field(default_factory=list)  # from a teacher, of all steps
     held_out: list[HeldOut] = field(default_factory=list)
     num_filtered: int = 0  # groups that were filtered since the last step
 
@@ -89,6 +91,12 @@ class Seen:
         now, before = self.mean("reward"), self.mean("reward", self.first)
         return now is not None and before is not None and now > before + by
 
+    @property
+    def approaches(self) -> bool:
+        """Whether the policy is closer to the teacher than in the first steps."""
+        now, before = self.mean(DIVERGENCE), self.mean(DIVERGENCE, self.first)
+        return now is not None and before is not None and now < before
+
     def grown(self, name: str) -> float:
         """How much a count grew over the window."""
         return (self.recent[-1].get(name) or 0.0) - (self.recent[0].get(name) or 0.0)
@@ -103,7 +111,11 @@ class Learning:
         batch = config.learner.groups_per_batch, config.rollout.num_generations
         self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
         compares = config.learner.advantage not in ("reward", "gae") and config.trains_on_rewards
-        is_without = {_constant: not config.trains_on_rewards, _no_spread: not compares}
+        teacher = config.learner.distillation.teacher
+        follows = teacher not in (None, "policy") and not config.trains_on_rewards
+        is_without = {
+            _constant: not config.trains_on_rewards, _no_spread: not compares, _apart: not follows
+        }  # fmt: skip
         self._left_out = {rule for rule, is_out in is_without.items() if is_out}
         self.now: list[Verdict] = []
         self.last_step = 0  # the last step that was taken in
@@ -138,6 +150,8 @@ class Learning:
         seen.recent.append(row)
         if row.get("reward") is not None:
             seen.rewards.append(row["reward"])
+        if row.get(DIVERGENCE) is not None:
+            seen.divergences.append(row[DIVERGENCE])
         if (reward := seen.mean("reward")) is not None:
             seen.best_reward = max(seen.best_reward, reward)
 
@@ -182,17 +196,31 @@ def _collapse(seen: Seen) -> Verdict | None:
 
 
 def _does_not_rise(seen: Seen) -> Verdict | None:
-    if len(seen.rewards) < STEPS_TO_RISE:
+    if (ends := _unmoved(seen.rewards, 1.0)) is None:
         return None
-    count = STEPS_TO_RISE // 4
-    first, last = seen.rewards[:count], seen.rewards[-count:]
-    noise = math.hypot(pstdev(first), pstdev(last)) / math.sqrt(count)
-    if fmean(last) - fmean(first) > noise or not noise:
-        return None
-    said = f"the mean reward of the last {count} steps, {fmean(last):.3f}, is not above that "
-    said += f"of the first {count}, {fmean(first):.3f}"
+    said = f"the mean reward of the last {_END} steps, {ends[1]:.3f}, is not above that "
+    said += f"of the first {_END}, {ends[0]:.3f}"
     remedy = "see which responses are rewarded, and try another learner.learning_rate"
     return Verdict("reward does not rise", said, remedy)
+
+
+def _apart(seen: Seen) -> Verdict | None:
+    if (ends := _unmoved(seen.divergences, -1.0)) is None:
+        return None
+    said = f"the divergence from the teacher in the last {_END} steps, {ends[1]:.4f}, is not below "
+    said += f"that of the first {_END}, {ends[0]:.4f}"
+    return Verdict("teacher not approached", said, "try another learner.learning_rate")
+
+
+def _unmoved(values: Sequence[float], sign: float) -> tuple[float, float] | None:
+    """The means of the first and the last values, once there are enough, unless they have moved
+    to the side of `sign` by more than their noise."""
+    if len(values) < STEPS_TO_RISE:
+        return None
+    first, last = values[:_END], values[-_END:]
+    noise = math.hypot(pstdev(first), pstdev(last)) / math.sqrt(_END)
+    has_moved = sign * (fmean(last) - fmean(first)) > noise
+    return None if has_moved or not noise else (fmean(first), fmean(last))
 
 
 def _constant(seen: Seen) -> Verdict | None:
@@ -248,9 +276,12 @@ _runaway = partial(_above, "kl", RUNAWAY, Verdict("reference runs away",
 
 def _entropy(seen: Seen) -> Verdict | None:
     now, before = seen.mean("entropy"), seen.mean("entropy", seen.first)
-    if now is None or not before or now > ENTROPY_LEFT * before or seen.has_risen(0.0):
+    if now is None or not before or now > ENTROPY_LEFT * before:
         return None
-    said = f"the entropy fell from {before:.3g} to {now:.3g} and the reward did not rise"
+    if seen.has_risen(0.0) or seen.approaches:
+        return None
+    what = "reward did not rise" if seen.rewards else "divergence from the teacher did not fall"
+    said = f"the entropy fell from {before:.3g} to {now:.3g} and the {what}"
     return Verdict("entropy gone", said, "lower learner.learning_rate, or raise the temperature")
 
 
@@ -338,7 +369,7 @@ def within_noise(first: HeldOut, last: HeldOut) -> Verdict | None:
 
 
 _RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
-    _gradient, _collapse, _does_not_rise, _constant, _no_spread, _cut, _entropy, _filtered, _failed,
-    _not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell, _behind,
+    _gradient, _collapse, _does_not_rise, _apart, _constant, _no_spread, _cut, _entropy, _filtered,
+    _failed, _not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell, _behind,
 )  # fmt: skip
 """In the order in which their verdicts are shown."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import metrics
+from rhymeflow.observe.learning import DIVERGENCE
 from rhymeflow.observe.query import differences, fields_of, short_names, trained
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
@@ -42,6 +43,7 @@ STEPS_PER_S = "steps/s"
 METRICS = {
     "reward": "training reward",
     "eval/reward": "held-out reward",
+    DIVERGENCE: "divergence from the teacher",
     "completions/mean_length": "response tokens",
     "staleness/mean": "staleness (versions)",
     STEPS_PER_S: "steps/s",

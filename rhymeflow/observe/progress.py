@@ -66,6 +66,8 @@ class ProgressState:
     first_step_at: float | None = None
     """`elapsed` when training could begin, from which the time left is estimated."""
     resumed_at: int = 0  # `step` that earlier attempts at the run had reached
+    measure: str = "reward"
+    """What `rewards` are of each step: without rewards the divergence "from teacher"."""
     rewards: list[float] = field(default_factory=list)
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
@@ -171,7 +173,7 @@ _LEARNING = (
 def line(state: ProgressState, *, is_evaluated: bool, verbose: bool = False) -> str:
     """A step on one plain line: what is learned; with `verbose` also how the run goes."""
     parts = [f"step {state.step}/{state.num_steps}"]
-    if state.rewards:
+    if state.rewards and state.measure == "reward":
         parts.append(f"reward {state.rewards[-1]:.3f}")
     if is_evaluated:
         parts += [f"held out {state.eval_rewards[-1]:.3f}", *_suites(state)]
@@ -263,7 +265,7 @@ def _curves(state: ProgressState, width: int, height: int) -> RenderableType:
     rewards = means(state.rewards, 2 * width)  # as many as there are columns of dots
     spacing = (len(state.rewards) - 1) / (len(rewards) - 1)
     points = [(state.step - i * spacing, y) for i, y in enumerate(reversed(rewards))]
-    curves = [("reward by step", points[::-1], "green")]
+    curves = [(f"{state.measure} by step", points[::-1], "green")]
     if len(state.eval_rewards) > 1:
         points = list(zip(state.eval_steps, state.eval_rewards, strict=True))
         curves.append(("held-out reward by step", points, "cyan"))
@@ -308,7 +310,7 @@ def _figures(state: ProgressState) -> Panel:
 
 def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     lines: list[tuple[str, RenderableType]] = [
-        ("reward", _reward(state)),
+        (state.measure, _reward(state)),
         ("held out", _held_out(state)),
     ]
     if state.suites:

@@ -22,7 +22,7 @@ from rhymeflow.store.branches import Asked, sequences
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_in_force, section_in_force
 from rhymeflow.store.reader import StoredSegment, TrajectoryReader
-from rhymeflow.store.schema import EVENTS, is_written
+from rhymeflow.store.schema import EVENTS, GIVEN, is_written
 from rhymeflow.suites.figures import REWARD
 from rhymeflow.utils.bounds import bound_of
 
@@ -52,17 +52,17 @@ CHOSEN = "IN (SELECT value FROM json_each(?1))"
 
 # A group's tokens are deleted whole: a response is in one of the two tables. Of one reward function
 # alone the reward says all; rewards of several (`has_parts`) have a comma between them.
-MEMBERS = """
+MEMBERS = f"""
 SELECT s.group_id, s.member, s.length, s.observed, s.first_version, s.last_version, s.steps,
-    s.drafted, t.reason, t.reward, t.trained + 1 AS step,
+    s.drafted, t.reason, {GIVEN} AS reward, t.trained + 1 AS step,
     INSTR(t.components, ',') > 0 AS has_parts
 FROM (SELECT group_id, member, SUM(LENGTH(tokens) / 4) AS length,
         SUM(LENGTH(tokens) / 4 * (steps = 0)) AS observed, MIN(version) AS first_version,
         MAX(version) AS last_version, SUM(steps) AS steps, SUM(drafted) AS drafted
-        FROM segments WHERE group_id {those} GROUP BY group_id, member
+        FROM segments WHERE group_id {{those}} GROUP BY group_id, member
     UNION ALL SELECT group_id, member, SUM(length), SUM(length * (steps = 0)), MIN(version),
         MAX(version), SUM(steps), SUM(drafted)
-        FROM pruned WHERE group_id {those} GROUP BY group_id, member) s
+        FROM pruned WHERE group_id {{those}} GROUP BY group_id, member) s
 LEFT JOIN trajectories t ON t.group_id = s.group_id AND t.member = s.member"""
 
 _TOLD_MEMBERS = f"""SELECT m.*, t.text, t.components FROM ({MEMBERS}) m
@@ -110,8 +110,8 @@ _STALENESS = f"""SELECT step - 1 - first_version, COUNT(*) FROM ({_ALL_MEMBERS})
 
 # Of equal rewards other groups come before further members of one, and newer groups before older.
 _BY_REWARD = """
-SELECT group_id AS "group", member, reward, components, text, length, reason, trained + 1 AS step,
-    ending, ending_reason, prompt, columns
+SELECT group_id AS "group", member, {reward} AS reward, components, text, length, reason,
+    trained + 1 AS step, ending, ending_reason, prompt, columns
 FROM trajectories JOIN groups USING (group_id)
 WHERE reward IS NOT NULL AND suite IS NULL AND (?1 IS NULL OR trained = ?1 - 1)
 ORDER BY reward {order}, ROW_NUMBER() OVER (PARTITION BY group_id, reward ORDER BY member),
@@ -126,8 +126,8 @@ _SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
 _EARLIER = f"""SELECT o.group_id AS "group", o.epoch FROM groups g
     JOIN groups o ON o.row = g.row AND o.suite IS g.suite AND o.epoch < g.epoch
     WHERE g.group_id = ? ORDER BY o.epoch DESC, o.group_id DESC LIMIT {MAX_EARLIER}"""
-_RESPONSE = """SELECT g.row, IIF(g.suite IS NULL, g.epoch, NULL) AS epoch, g.prompt, g.columns,
-    t.text, t.length, t.reason, t.reward, t.components, t.trained + 1 AS step, g.ending,
+_RESPONSE = f"""SELECT g.row, IIF(g.suite IS NULL, g.epoch, NULL) AS epoch, g.prompt, g.columns,
+    t.text, t.length, t.reason, {GIVEN} AS reward, t.components, t.trained + 1 AS step, g.ending,
     g.ending_reason
     FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id AND t.member = ?2
     WHERE g.group_id = ?1"""
@@ -453,7 +453,7 @@ def rewarded(
     reader: TrajectoryReader, kind: Kind, number: int, step: int | None = None
 ) -> list[Record]:
     """The `number` responses with the best or worst rewards, of a step or (None) of the run."""
-    statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
+    statement = _BY_REWARD.format(reward=GIVEN, order="ASC" if kind == "worst" else "DESC")
     rows = reader.records(statement, step, number)
     return [_read(row) for row in rows]
 

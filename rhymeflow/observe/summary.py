@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics, query
 from rhymeflow.observe.audit import LogAudit, audit_run
+from rhymeflow.observe.learning import DIVERGENCE
 from rhymeflow.observe.printable import clock, facts, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
@@ -54,6 +55,8 @@ class Summary:
     """Of each other suite its figures, by the version that had them."""
     reward_first: float | None  # mean reward of the first batch
     reward_last: float | None
+    divergence_first: float | None  # from the teacher, in the first step, nats a token
+    divergence_last: float | None
     staleness_max: int | None
     staleness_mean: float | None
     staleness: dict[int, int]
@@ -87,7 +90,7 @@ def summarize(run_dir: Path, *, judges: bool = True) -> Summary:
         part: metrics.time_weighted_mean(rows.values(), f"idle/{part}")
         for part in ("rollout", "learner")
     }
-    rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
+    (reward_first, reward_last), apart = _ends(rows, "reward"), _ends(rows, DIVERGENCE)
     total, count = sum(age * n for age, n in staleness.items()), sum(staleness.values())
     return Summary(
         steps=steps,
@@ -100,8 +103,10 @@ def summarize(run_dir: Path, *, judges: bool = True) -> Summary:
         eval_reward_after=evaluations[max(evaluations)] if any(evaluations) else None,
         eval_rewards=tuple(evaluations.items()),
         evaluations=_evaluations(rows),
-        reward_first=rewards[0] if rewards else None,
-        reward_last=rewards[-1] if rewards else None,
+        reward_first=reward_first,
+        reward_last=reward_last,
+        divergence_first=apart[0],
+        divergence_last=apart[1],
         staleness_max=max(staleness, default=None),
         staleness_mean=total / count if count else None,
         staleness=staleness,
@@ -138,6 +143,14 @@ def panel(summary: Summary, run_dir: Path) -> Panel:
     where = [("run directory", str(run_dir)), ("look closer", f"rhymeflow inspect {run_dir}")]
     grid = facts([*_lines(summary), *where])
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
+
+
+def _ends(
+    rows: Mapping[Version, Mapping[str, Any]], name: str
+) -> tuple[float | None, float | None]:
+    """The first and the last value of a metric."""
+    values = [row[name] for row in rows.values() if row.get(name) is not None]
+    return (values[0], values[-1]) if values else (None, None)
 
 
 def _evaluations(
@@ -192,6 +205,9 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.reward_first is not None:
         rewards = f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last"
         lines.append(("training reward", rewards))
+    if summary.divergence_first is not None:
+        apart = f"{summary.divergence_first:.4f} first, {summary.divergence_last:.4f} last"
+        lines.append(("from teacher", apart))
     return [*lines, *how_it_went(summary)]
 
 

@@ -10,7 +10,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.commands import Drop
 from rhymeflow.core.events import EnvironmentFailed, Event, RewardFailed
 from rhymeflow.core.types import HELD_OUT, Version
-from rhymeflow.observe.learning import Learning, Verdict
+from rhymeflow.observe.learning import DIVERGENCE, Learning, Verdict
 from rhymeflow.observe.limits import Limits
 from rhymeflow.observe.metrics import EXTRA, VERDICTS, MetricsWriter
 from rhymeflow.observe.printable import shortened
@@ -64,6 +64,9 @@ class Reporter:
             emulated=config.emulation.said,
             scale=self.scale,
         )
+        self._measure = "reward"
+        if not config.has_rewards:
+            self._measure, self._state.measure = DIVERGENCE, "from teacher"
         self._limits, self._learning = Limits(config.schedule.bound), Learning(config)
         self._trained_tokens = 0.0
         self.earlier: Mapping[Version, Mapping[str, Any]] = {}
@@ -85,7 +88,8 @@ class Reporter:
         self.earlier = rows
         state = self._state
         state.step = state.resumed_at = max(rows, default=0)
-        state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
+        values = (row.get(self._measure) for row in rows.values())
+        state.rewards += [value for value in values if value is not None]
         for step, row in rows.items():
             self._show_evaluation(step, row)
             self._learning.take(step, row)
@@ -159,7 +163,7 @@ class Reporter:
         self._num_filtered = 0
         state = self._state
         state.step = version
-        state.rewards.append(metrics["reward"])
+        state.rewards += [metrics[self._measure]] if self._measure in metrics else []
         state.trained_tokens_per_s = self.throughput.trained_tokens_per_s
         # A step that drafts nothing has no figures of drafts, and shows no earlier ones.
         kept = {n: value for n, value in state.latest.items() if not n.startswith("draft/")}

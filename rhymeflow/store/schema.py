@@ -88,7 +88,8 @@ CREATE VIEW spans AS
     SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
     WHERE steps > 0;
 CREATE VIEW responses AS
-    SELECT group_id, member, s.length, s.first_version, t.reason, t.reward, t.trained,
+    SELECT group_id, member, s.length, s.first_version, t.reason,
+        IIF(t.components != json_object(), t.reward, NULL) AS reward, t.trained,
         CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
             ELSE g.ending END AS ending
     FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
@@ -114,6 +115,8 @@ CREATE VIEW first_routes AS
     SELECT group_id, member, MIN(seq) AS seq, time, instance, version AS v_traj
     FROM routes GROUP BY group_id, member;
 """
+GIVEN = "IIF(components != json_object(), reward, NULL)"
+"""The reward of a row of `trajectories`; NULL until there is one, and of a run without rewards."""
 CHANGES_KEYS: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
     "groups": ("group_id",),

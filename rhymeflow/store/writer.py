@@ -28,7 +28,7 @@ from rhymeflow.core.types import (
 )
 from rhymeflow.store import codec, schema
 from rhymeflow.store.pruning import Pruner
-from rhymeflow.store.schema import ENVIRONMENT
+from rhymeflow.store.schema import ENVIRONMENT, GIVEN
 from rhymeflow.store.transaction import Statement, Transaction
 
 _WANTED = "group_id IN (SELECT value FROM json_each(?))"
@@ -285,7 +285,7 @@ class SqliteTrajectoryStore:
 
     def judged(self, trajectory: TrajectoryId) -> tuple[str, float | None]:
         """Return the text and the reward of a finished response."""
-        query = "SELECT text, reward FROM trajectories WHERE group_id = ? AND member = ?"
+        query = f"SELECT text, {GIVEN} FROM trajectories WHERE group_id = ? AND member = ?"
         ((text, reward),) = self._query(query, *trajectory)
         return text or "", reward
 

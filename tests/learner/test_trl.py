@@ -241,7 +241,7 @@ def _samples(learner: Learner, out: dict[str, torch.Tensor], rewards: list[float
         prompt = out["prompt_ids"][i][out["prompt_mask"][i].bool()].tolist()
         response = out["completion_ids"][i][out["completion_mask"][i].bool()].tolist()
         zeros, is_cut = [0] * len(response), response[-1] not in (0, 2)
-        sample = Sample(i // 4, prompt, response, zeros, zeros, reward, is_cut)
+        sample = Sample(i // 4, prompt, response, zeros, zeros, reward, is_cut, {"f": reward})
         logprob, _ = learner._policy.score(*pack([sample], [0], 10**6))
         batch.append(replace(sample, logprobs=logprob.tolist()))
     return batch

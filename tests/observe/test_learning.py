@@ -88,6 +88,30 @@ def test_responses_that_are_not_compared_in_their_group_need_no_spread(algorithm
     assert names(after(*flat)) == ["no spread of rewards"]
 
 
+def taught(divergences: list[float], **more: Any) -> list[str]:
+    """The verdicts on a run that learns from a teacher alone."""
+    config = read_config("distill", {"reward.functions": "[]", "data.eval_size": "0"})
+    learning = Learning(config)
+    unrewarded = {name: value for name, value in GOOD.items() if "reward" not in name}
+    for step, divergence in enumerate(divergences, 1):
+        late = more if step > WINDOW else {}
+        learning.add(step, {**unrewarded, "distillation/divergence": divergence, **late})
+    return names(learning)
+
+
+def test_a_run_without_rewards_is_judged_by_its_teacher():
+    assert taught([0.2, 0.1, 0.15, 0.12] * 30) == ["teacher not approached"]
+    assert taught([0.2 - step / 1000 for step in range(120)]) == []
+    assert taught([0.2] * 2 * WINDOW, entropy=0.001) == ["entropy gone"]
+    assert taught([0.2 - step / 100 for step in range(2 * WINDOW)], entropy=0.001) == []
+    assert taught([0.2] * 2 * WINDOW, grad_norm=0.0) == ["gradient 0"]
+    flat = [{"reward": 0.0, "reward_std": 0.0}] * 2 * WINDOW
+    program = Learning(read_config("agent"))
+    for step, row in enumerate(flat, 1):
+        program.add(step, {**GOOD, **row, "rewards/agent/mean": 0.0})
+    assert "rewards all 0" in names(program), "a program's rewards are some"
+
+
 def test_rewards_that_were_never_anything_else_are_0():
     nothing = {**GOOD, "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
     learning = Learning(read_config("demo"))

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -192,6 +193,13 @@ def test_the_plain_line():
     told = line(state, is_evaluated=False)
     assert told == f"step 12/60  reward 0.320  {learned}4:00 left"
     assert len(told) <= 125
+    taught = replace(state, measure="from teacher", latest={"distillation/divergence": 0.1234})
+    told = line(taught, is_evaluated=False)
+    assert told == "step 12/60  from teacher 0.1234  2,900 tokens/s  4:00 left"
+    large = "\n".join(drawn(taught, 120, 40))
+    assert "╭─ from teacher by step ─" in large
+    assert "│ from teacher  0.320" in large
+    assert "│ reward" not in large
     resumed = ProgressState("demo", 4, 1, step=3, rewards=[0.25])
     assert line(resumed, is_evaluated=False) == "step 3/4  reward 0.250"
     assert line(state, is_evaluated=True, verbose=True) == (

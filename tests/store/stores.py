@@ -42,6 +42,7 @@ def finished(
     """That is the whole response, with its reward and text if they are given."""
     store.put_finished(TrajectoryId(*which), length=length, reason=reason)
     if reward is not None:
+        components = components or {"f": reward}
         store.put_reward(TrajectoryId(*which), reward=reward, components=components)
     if text is not None:
         store.put_text(TrajectoryId(*which), text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from rhymeflow import check, memory
 from rhymeflow.config import Config, DistillationConfig, ModelConfig
@@ -17,7 +19,7 @@ from rhymeflow.learner.ranks import Ranks
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, save_adapter, versioned
 from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
-from rhymeflow.observe import metrics
+from rhymeflow.observe import inspect, metrics, query
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.runtime.train import train
 from rhymeflow.store.reader import TrajectoryReader
@@ -139,18 +141,28 @@ def test_the_learner_makes_the_teachers_prompt_of_the_stored_row(tmp_path) -> No
 
 
 def test_a_run_learns_from_a_teacher_that_is_told_the_answer(tmp_path) -> None:
-    """Without rewards, and with gradients that are accumulated early."""
+    """Without rewards, which nothing then shows, and with gradients that are accumulated early."""
     distillation = {"teacher": str(save_model(tmp_path / "teacher", seed=3)), "mode": "full_logits"}
     config = tiny_config(
         tmp_path, reward={"functions": []}, data={"eval_size": 0},
         learner={"max_steps": 3, "distillation": {**distillation, "prompt": "{answer}{prompt}"}},
     )  # fmt: skip
-    train(config)
+    told = io.StringIO()
+    train(config, console=Console(file=told, width=200))
     rows = metrics.read(tmp_path / "run")
     assert len(rows) == 3
     assert all(row["distillation/divergence"] > 0.0 for row in rows.values())
-    assert all(row["reward"] == 0.0 for row in rows.values())
+    assert not [name for row in rows.values() for name in row if "reward" in name]
     assert all(row["grad_norm"] > 0.0 for row in rows.values())
+    inspect.inspect(tmp_path / "run", inspect.Question(), Console(file=told, width=200))
+    with closing(TrajectoryReader(tmp_path / "run" / "events.db")) as reader:
+        (best,) = query.rewarded(reader, "best", 1)
+        assert (best["reward"], best["components"]) == (None, {})
+        assert reader.query("SELECT DISTINCT reward FROM trained") == [(None,)]
+    assert {*re.findall(r"reward\S* +\S+", told.getvalue())} == {"reward functions", "reward -,"}
+    apart = [row["distillation/divergence"] for row in rows.values()]
+    assert told.getvalue().count("from teacher") == 5, "of each step, at the end and in `inspect`"
+    assert f"{apart[0]:.4f} first, {apart[-1]:.4f} last" in told.getvalue()
 
 
 def test_the_recipe_has_the_demos_policy_and_a_teacher_with_its_tokens() -> None:

@@ -4,6 +4,7 @@ const SECTIONS = [
   ["Learning", [
     ["Reward", ["reward"]],
     ["Held-out reward", ["eval/reward"]],
+    ["Divergence from the teacher", ["distillation/divergence"]],
     ["Groups without spread", ["frac_reward_zero_std"]],
     ["Responses cut", ["completions/clipped_ratio"]],
     ["Tokens of a response", ["completions/mean_length"]],

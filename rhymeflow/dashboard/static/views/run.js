@@ -12,7 +12,7 @@ import { changed, learningBadge, verdicts } from "../verdicts.js";
 import { capital, duration, figure, number, percent, plural, short, signed } from "../words.js";
 
 const CHOSEN = "Chosen";
-const [SECONDS, REWARD, FLAT, CUT, RATE] = [0, 1, 2, 3, 4]; // places in a row of `first` and `last`
+const [SECONDS, REWARD, FLAT, CUT, RATE, APART] = [0, 1, 2, 3, 4, 5]; // places in a row of `first` and `last`
 
 export async function show(main, now) {
   const axis = now.parameters.get("axis") === "time" ? "time" : "step";
@@ -97,12 +97,13 @@ function heldOut(run) {
 
 function reward(run) {
   const many = run.last.length, few = Math.min(many, run.steps - many); // steps before those of the mean
-  const now = mean(run.last, REWARD), before = mean(run.first.slice(0, few), REWARD), flat = mean(run.last, FLAT), cut = mean(run.last, CUT);
+  const isTaught = mean(run.last, REWARD) === null && mean(run.last, APART) !== null, what = isTaught ? APART : REWARD;
+  const now = mean(run.last, what), before = mean(run.first.slice(0, few), what), flat = mean(run.last, FLAT), cut = mean(run.last, CUT);
   const parts = [];
   if (now !== null) parts.push(before === null ? `mean of ${plural(many, "step")}` : `mean of the last ${many} steps, ${signed(now - before)} since the first ${few === 1 ? "one" : few}`);
   if (flat > 0) parts.push(`${percent(flat)} of groups all equal in reward: no gradient from them`);
   if (cut > 0) parts.push(`${percent(cut)} of responses cut`);
-  return stat("Reward of training", value(figure(now)), parts.map((each) => h("div", {}, each)), { "data-fact": "reward" });
+  return stat(isTaught ? "Divergence from the teacher" : "Reward of training", value(figure(now)), parts.map((each) => h("div", {}, each)), { "data-fact": "reward" });
 }
 
 // The mean of a metric over steps, as the server sends them; null if none has it.

@@ -64,7 +64,7 @@ function described(found) {
 }
 
 function rewards(found) {
-  if (found.reward === null) return card("Reward", h("p", { class: "note" }, "None yet."));
+  if (found.reward === null) return card("Reward", h("p", { class: "note" }, found.components ? "None: nothing judges responses." : "None yet."));
   const all = Object.entries(found.components ?? {}), parts = all.length > 1 ? all.map(([name, value]) => [name, number(value)]) : [];
   const advantage = found.advantage === null ? null : number(found.advantage);
   return h("section", { class: "card stat" }, h("span", { class: "name" }, "Reward"), h("span", { class: "value" }, number(found.reward)),
