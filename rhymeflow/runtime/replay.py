@@ -25,7 +25,7 @@ from rhymeflow.core.strategies.base import Assignment, FleetView, InstanceView, 
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.resume_options import check_change
+from rhymeflow.runtime.resume_options import changes, check_change, whole_paths
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -60,14 +60,15 @@ def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Con
     with open_undamaged(path) as reader:
         attempts = reader.attempts()
         if not attempts:
-            config = change(read_config(str(run_dir / "config.yaml")))
+            config = whole_paths(change(read_config(str(run_dir / "config.yaml"))))
             return beginning(config), config
         past = replay(reader, path)
         before = config_of(attempts[-1], path)
-    config = change(before)
-    check_change(before, config, past.coordinator.state.published or 0)
+    config = whole_paths(change(before))
+    published = past.coordinator.state.published or 0
+    check_change(before, config, published)
     configured(config, past.coordinator)
-    return past, config
+    return past._replace(notes=(*past.notes, *changes(before, config, published))), config
 
 
 def replay(reader: TrajectoryReader, path: Path) -> Past:

@@ -1,18 +1,32 @@
-"""Which options can be changed when a run is resumed, and why the others cannot."""
+"""Which options can be changed when a run is resumed, what is said of them, and why the others
+cannot."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
+
+import xxhash
 
 from rhymeflow.config import Config
+from rhymeflow.config.environment import interpreter
 from rhymeflow.config.fields import brief
-from rhymeflow.config.learner import OF_SERVER
+from rhymeflow.config.learner import OF_SERVER, LearnerConfig
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
+from rhymeflow.store.checkpoint_dirs import is_url
 from rhymeflow.suites.suite import check_best_metric
 
+_OFF = frozenset(
+    f"learner.{name}"
+    for name, field in LearnerConfig.model_fields.items()
+    if name not in ("epsilon_high", "num_threads") and type(None) in get_args(field.annotation)
+) | {"run.keep_tokens", "run.backup"}
+"""Fields whose null turns something off, and never stands for a value that is decided later."""
 _STORED = "responses that are stored or in flight were made under it"
 _REPLAYED = "episodes in flight are replayed under it"
 FIXED: Mapping[str, str] = {
@@ -49,9 +63,69 @@ def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
 
 
 def with_values(config: Config, changes: Config) -> Config:
-    """Return the configuration with the values of `changes`, except its nulls and `auto`s."""
-    values = {name: v for name, v in _fields(changes).items() if v is not None and v != "auto"}
+    """Return the configuration with the values of `changes`, except `auto`s, and nulls of fields
+    that have a value in force then."""
+    values = {
+        name: v
+        for name, v in _fields(changes).items()
+        if v != "auto" and (v is not None or name in _OFF)
+    }
     return build_config(values, config, where="the run's configuration")
+
+
+def whole_paths(config: Config) -> Config:
+    """Return `config` with whole paths in the place of relative ones, as it is recorded."""
+    template, history_run = config.data.chat_template, config.drafting.history_run
+    if isinstance(template, str) and not template.startswith("recipe:"):
+        template = os.path.abspath(os.path.expanduser(template))
+    where = config.run.checkpoint_dir
+    where = where if where is None or is_url(where) else os.path.abspath(where)
+    programs = config.environment.agent_python, config.rollout.python
+    agent_python, python = (each and interpreter(each) for each in programs)
+    return config.changed(
+        data={"chat_template": template},
+        drafting={"history_run": history_run and os.path.abspath(history_run)},
+        environment={"agent_python": agent_python},
+        rollout={"python": python},
+        run={"checkpoint_dir": where},
+    )
+
+
+def changes(before: Config, after: Config, published: Version) -> tuple[str, ...]:
+    """Return a line that says what differs from step `published` + 1 on; none if nothing does."""
+    known, new = (_values(each.model_dump(mode="json")) for each in (before, after))
+    parts = [
+        f"{name} = {brief(new.get(name))}, before {brief(known.get(name))}"
+        for name in {**known, **new}
+        if new.get(name) != known.get(name)
+    ]
+    return (f"from step {published + 1} on: {'; '.join(parts)}",) if parts else ()
+
+
+def _values(value: Any, path: str = "") -> dict[str, Any]:
+    """Return {path: value} of all that is in a configuration, in lists too."""
+    if not isinstance(value, dict | list):
+        return {path: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[str, Any] = {}
+    for name, each in items:
+        found |= _values(each, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def changed_code(config: Config, digests: dict[str, str]) -> list[str]:
+    """Return a line for each file with functions or classes of the user that is not as in
+    `digests`, and put it there as it is. What such a file imports is not looked at."""
+    found = []
+    for value in _values(config.model_dump(mode="json")).values():
+        file = re.fullmatch(r"(.+\.py)(:\w+)?", value) if isinstance(value, str) else None
+        if file is None or not os.path.isfile(path := os.path.expanduser(file[1])):
+            continue
+        current = xxhash.xxh3_128(Path(path).read_bytes()).hexdigest()
+        if digests.get(name := f"code {path}", current) != current:
+            found.append(f"{path} has changed since the run was started last: its code is the new")
+        digests[name] = current
+    return found
 
 
 def check_change(before: Config, after: Config, published: Version) -> None:

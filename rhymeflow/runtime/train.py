@@ -6,7 +6,6 @@ shared memory is freed, and `summary.json` says how far it came.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from rich.console import Console
 
 from rhymeflow import build, check, emulation, placement
 from rhymeflow.config import Config
-from rhymeflow.config.environment import interpreter
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
@@ -41,6 +39,7 @@ from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
+from rhymeflow.runtime.resume_options import changed_code, whole_paths
 from rhymeflow.runtime.start import check_nodes, check_start, claimed, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
@@ -273,7 +272,8 @@ def assembled(
     if reporter.backup is not None:
         reporter.backup.start()
     loaded = load(supervisor.start, config, reporter)
-    check_data_is_the_same(config, loaded, store)
+    for note in check_data_is_the_same(config, loaded, store):
+        reporter.warn(f"from step {(state.published or 0) + 1} on: {note}")
     config = in_force_once_loaded(config, loaded.tokenizer, loaded.prompts)
     record_config(config, path, store)
 
@@ -311,38 +311,26 @@ def in_force(config: Config, run_dir: Path) -> Config:
     """Return `config` with the null fields filled in that other fields, the run directory or the
     machine decide. A null that remains means none, off or no limit, or is decided where a worker
     starts: vLLM's share of a GPU, and threads on Ray's nodes."""
-    learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
+    learner, rollout = config.learner, config.rollout
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
-    template = config.data.chat_template
-    if isinstance(template, str) and not template.startswith("recipe:"):
-        template = os.path.abspath(os.path.expanduser(template))
     # The nodes of a cluster decide for themselves.
     share = placement.share_of_cores(config) if config.runtime == "local" else None
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
     decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
-    python = config.environment.agent_python
-    return in_place(decided, run_dir).changed(
-        environment={"agent_python": python and interpreter(python)},
+    return whole_paths(in_place(decided, run_dir)).changed(
         learner={
             "epsilon_high": epsilon_high,
             "num_threads": learner.num_threads or cpus_of_rank or share,
         },
-        data={"chat_template": template},
-        drafting={"history_run": history_run and os.path.abspath(history_run)},
-        rollout={
-            "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
-            "python": rollout.python and interpreter(rollout.python),
-        },
+        rollout={"num_threads": rollout.num_threads or (own_size if rollout.cpus else share)},
     )
 
 
 def in_place(config: Config, run_dir: Path) -> Config:
-    """Return `config` with the places of the run's files, as all its processes can use them."""
-    where = config.run.checkpoint_dir
-    where = where if where is None or is_url(where) else os.path.abspath(where)
-    return config.changed(run={"output_dir": str(run_dir), "checkpoint_dir": where})
+    """Return `config` with the place of the run's files."""
+    return config.changed(run={"output_dir": str(run_dir)})
 
 
 def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
@@ -366,9 +354,11 @@ def in_force_with(config: Config, ready: LoadedModel) -> Config:
     return config.changed(model=model, drafting=shape, rollout={"max_kv_tokens": capacity})
 
 
-def check_data_is_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
+def check_data_is_the_same(
+    config: Config, loaded: Loaded, store: SqliteTrajectoryStore
+) -> list[str]:
     """Raise `UserError` if rows or the chat template have changed since the run began; record those
-    of a new run."""
+    of a new run. Return a line for each file of the user's code that has changed."""
     data, digests = config.data, store.digests()
     rows = {"data.source": (data.source, loaded.prompts.train)}
     for name, suite in loaded.suites.items():
@@ -379,7 +369,9 @@ def check_data_is_the_same(config: Config, loaded: Loaded, store: SqliteTrajecto
         check_same(what, source, digests.get(what, current), current)
         digests[what] = current
     check_same_template(data, loaded.tokenizer.chat_template, digests)
+    notes = changed_code(config, digests)
     store.put_digests(digests)
+    return notes
 
 
 def record_config(config: Config, path: Path, store: SqliteTrajectoryStore) -> None:

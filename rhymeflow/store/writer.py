@@ -116,7 +116,8 @@ class SqliteTrajectoryStore:
         return json.loads(row[0]) if row else {}
 
     def put_digests(self, digests: Mapping[str, str]) -> None:
-        """Store digests of the data rows that the run began with, by what the rows are used for."""
+        """Store digests of the data rows that the run began with, by what the rows are used for,
+        and of files with code."""
         with self._transaction.writing():
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (json.dumps(digests),)

@@ -14,13 +14,23 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
+from rhymeflow.config.fields import brief
+from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime import train as runtime
-from rhymeflow.runtime.resume_options import with_options
+from rhymeflow.runtime.resume_options import (
+    changed_code,
+    changes,
+    check_change,
+    whole_paths,
+    with_options,
+    with_values,
+)
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
 from tests.processes import Command
+from tests.runtime import even
 from tests.runtime.logs import audit, each_turn, train
 from tests.runtime.tiny import file_of, published, tiny_config, until
 
@@ -103,6 +113,52 @@ def straight(tmp_path_factory):
 def test_what_cannot_be_changed_is_said_with_its_reason(straight, name, value, said):
     with pytest.raises(UserError, match=said):
         resume(straight, **{name.replace(".", "__"): value})
+
+
+def test_what_is_changed_is_said_with_the_step_that_it_holds_from(tmp_path, straight):
+    run_dir, mine = tmp_path / "run", tmp_path / "mine.py"
+    shutil.copytree(straight, run_dir)
+    mine.write_text(Path(even.__file__).read_text())
+    with closing(runtime.SqliteTrajectoryStore(run_dir / "events.db")) as store:
+        store.put_digests(store.digests() | {f"code {mine}": "of other code"})
+        store.commit()
+    functions = [{"function": f"{mine}:even_digits", "weight": 2.0}]
+    changed = {"learner.max_steps": "7", "reward.functions": json.dumps(functions)}
+    console = Console(file=io.StringIO(), width=300)
+    runtime.resume(run_dir, partial(with_options, overrides=changed), console=console)
+    said = console.file.getvalue()
+    function = f'reward.functions.0.function = "{brief(f"{mine}:even_digits")[1:]}, before "'
+    assert f"from step 7 on: {function}" in said
+    assert "reward.functions.0.weight = 2.0, before 1.0; learner.max_steps = 7, before 6\n" in said
+    assert f"from step 7 on: {mine} has changed since the run was started last" in said
+
+
+def test_files_with_code_are_compared(tmp_path):
+    mine = tmp_path / "mine.py"
+    config = read_config("demo", {"learner.advantage": f"{mine}:f", "reward.functions": "regex"})
+    digests: dict[str, str] = {}
+    mine.write_text("def f(rewards, lengths): return rewards")
+    assert changed_code(config, digests) == changed_code(config, digests) == []
+    mine.write_text("def f(rewards, lengths): return -rewards")
+    (said,) = changed_code(config, digests)
+    assert said.startswith(f"{mine} has changed")
+    assert changed_code(config, digests) == [], "since the last start"
+
+
+def test_a_trainer_can_turn_off_what_its_run_had_and_name_files_as_before(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = {"learner.max_grad_norm": "0.5", "drafting.history_run": "old", "run.keep_tokens": "9"}
+    given |= {"data.chat_template": "x.jinja", "run.checkpoint_dir": "there"}
+    config = read_config("demo", given)
+    before = runtime.in_force(config, tmp_path / "run")
+    again = whole_paths(with_values(before, config))
+    check_change(before, again, 6)
+    assert changes(before, again, 6) == ()
+    off = read_config("demo", {**given, "learner.max_grad_norm": "null", "run.keep_tokens": "null"})
+    (said,) = changes(before, whole_paths(with_values(before, off)), 6)
+    assert "learner.max_grad_norm = null, before 0.5" in said
+    assert "run.keep_tokens = null, before 9" in said
+    assert said.count("before") == 2
 
 
 def test_a_run_directory_in_use_is_refused(straight):
