@@ -288,6 +288,8 @@ class Learner:
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
         of_batch = batch_metrics(samples)
+        if advantages.kl is not None:
+            of_batch["kl"] = advantages.kl
         if "reward" in of_batch:
             of_batch["frac_reward_zero_std"] = advantages.frac_zero_std
         return {
@@ -400,6 +402,9 @@ class Learner:
         reward_N = shaped_rewards([s.reward for s in responses], lengths, config, most)
         kl = self._scoring.kl(batch, config) if config.kl_in == "reward" else None
         penalties = None if kl is None else [config.beta * each for each in kl]
+        mean_kl = (
+            None if kl is None else float(np.concatenate(kl).sum() / max(sum(map(len, kl)), 1))
+        )
         if config.discounts:  # responses are not compared within a group
             given = reward_N, penalties
             if self._critic is not None:
@@ -409,11 +414,11 @@ class Learner:
                 rewards = token_rewards(*given, zeros, owners(batch))
                 of_tokens = estimates(rewards, zeros, config, owners(batch)).advantages
             of_tokens = [config.distillation.reward_weight * each for each in of_tokens]
-            return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
+            return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens, mean_kl)
         if penalties is not None:
             reward_N = reward_N - by_response(batch, [each.sum() for each in penalties])
         groups, components = [s.group for s in responses], [s.components for s in responses]
         lengths, weights = response_lengths(batch, config), batch[0].weights
         found = batch_advantages(reward_N, groups, lengths, config, components, weights)
         values = found.values * config.distillation.reward_weight
-        return replace(found, values=values[owners(batch)])
+        return replace(found, values=values[owners(batch)], kl=mean_kl)

@@ -141,14 +141,16 @@ def test_the_kl_of_a_response_is_taken_from_its_reward():
     config = {"beta": 0.2, "kl_in": "reward", "scale_rewards": "none", "kl_estimator": "k1"}
     learner = tiny_learner(**config)
     learner._reference.model.load_state_dict(tiny_model(seed=5).state_dict())
-    rewards, means = [], {}
+    rewards, means, kls = [], {}, []
     for sample in batch:
         (row,) = pack([sample], [0], 1000)
         kl = learner._policy.score(row)[0] - learner._reference.score(row)[0]
+        kls += kl.tolist()
         rewards.append(sample.reward - 0.2 * float(kl.sum()))
         means.setdefault(sample.group, []).append(rewards[-1])
     expected = [r - np.mean(means[s.group]) for r, s in zip(rewards, batch, strict=True)]
     assert learner._advantages(batch).values == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert learner.train(batch, 0)["kl"] == pytest.approx(np.mean(kls), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class Advantages:
     """Share of samples for which the standard deviation (of their group or the batch) is zero."""
     of_tokens: list[np.ndarray] | None = None
     """With a critic, which takes the place of `values`: float64 [R] of each sample's tokens."""
+    kl: float | None = None  # mean of a token's KL from the reference, if rewards were less it
 
 
 def batch_advantages(
