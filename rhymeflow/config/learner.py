@@ -393,6 +393,12 @@ class LearnerConfig(Section):
         return self.max_steps > 0
 
     @property
+    def clips(self) -> bool:
+        """Whether something may bound a ratio by `epsilon`: a user's own part is given it."""
+        of_ratio = self.ratio == "clipped_sequence" or self._has_own_part
+        return of_ratio or self.surrogate in ("clip", "weighted_log")
+
+    @property
     def bounds_without_effect(self) -> str:
         """A note on bounds of ratios that were set though all ratios are 1, or ""."""
         is_one_step = self.num_iterations == 1 and self.num_minibatches == 1
@@ -444,7 +450,6 @@ class LearnerConfig(Section):
     @model_validator(mode="after")
     def _has_an_effect(self) -> LearnerConfig:
         surrogate, schedule, is_own = self.surrogate, self.lr_scheduler_type, self._has_own_part
-        clips = surrogate in ("clip", "weighted_log") or self.ratio == "clipped_sequence"
         weighs = self.off_policy_correction in ("tis", "decoupled")
         is_sum = self.multi_objective_aggregation == "sum_then_normalize"
         has_rewards = self.distillation.reward_weight > 0.0
@@ -455,7 +460,7 @@ class LearnerConfig(Section):
             (discounts, self.discounts, ("gamma",)),
             ("learner.surrogate: clip", is_own or surrogate == "clip", _BOUNDS),
             ("learner.surrogate: sigmoid", is_own or surrogate == "sigmoid", _OF_SAPO),
-            ("a surrogate or ratio that clips", is_own or clips, _CLIPS),
+            ("a surrogate or ratio that clips", self.clips, _CLIPS),
             ("learner.beta above 0", self.beta > 0.0, ("kl_in", *_OF_KL)),
             ("learner.kl_in: loss", self.kl_in == "loss", ("use_bias_correction_kl",)),
             ("learner.overlong_buffer", self.overlong_buffer > 0, ("overlong_penalty",)),

@@ -63,7 +63,8 @@ distillation/divergence | divergence of the policy from the teacher, nats a toke
 `sampled_token` estimated by log(pi / pi_teacher) | falls
 clip_ratio/low_mean | share of tokens clipped at the lower bound
 clip_ratio/high_mean | share of tokens clipped at the upper bound
-clip_ratio/region_mean | share of tokens that were clipped, so carry no gradient | below \
+clip_ratio/region_mean | share of tokens that were clipped, so carry no gradient (but of \
+`weighted_log`, whose weight is) | below \
 {learning.CLIPPED:.0%}
 clip_ratio/low_min | least share of a response clipped at the lower bound
 clip_ratio/high_max | greatest share of a response clipped at the upper bound

@@ -58,6 +58,27 @@ def test_a_token_is_clipped_where_its_ratio_is_past_the_clip_on_the_side_of_its_
     assert metrics["clip_ratio/region_mean"] == pytest.approx(clipped / tokens) != 0
 
 
+@pytest.mark.parametrize("algorithm", ["sapo", "cispo", "gmpo"])
+def test_what_is_called_clipped_is_what_the_surrogate_clips(algorithm):
+    batch, how = made_up_batch(), {"algorithm": algorithm, "off_policy_correction": "none"}
+    _, metrics, found = details_of(batch, **how)
+    flags, expected = [], []
+    for sample, (blob, of_sample) in zip(batch, found, strict=True):
+        group = [other.reward for other in batch if other.group == sample.group]
+        advantage = sample.reward - sum(group) / len(group)
+        log_ratio = np.frombuffer(blob, "<f4") - np.float32(sample.logprobs)
+        low, high = log_ratio < -0.4, log_ratio > 0.4
+        expected += {
+            "sapo": 0 * low,
+            "cispo": log_ratio > np.log(5.0),
+            "gmpo": low & (advantage < -1e-12) | high & (advantage > 1e-12),
+        }[algorithm].tolist()
+        flags += [flag & CLIPPED for flag in of_sample]
+    assert flags == expected
+    assert metrics["clip_ratio/region_mean"] == pytest.approx(np.mean(expected))
+    assert any(expected) == (algorithm != "sapo")
+
+
 def test_a_token_is_capped_where_its_weight_is():
     batch = made_up_batch()
     _, _, found = details_of(batch, off_policy_correction="tis", importance_sampling_cap=1.5)

@@ -245,11 +245,20 @@ def clip_extremes(
 
 
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
-    """Return whether each token is clipped below, and above, so that it carries no gradient."""
+    """Return whether each token is clipped below, and above, so that it carries no gradient. A
+    weight (`weighted_log`) is clipped on both sides, whatever the advantage, and carries it."""
     inputs = taught(logprob_R, inputs, config)
     low, high = clip_range(config)
-    ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
-    return (ratio_R < low) & (advantage_R < 0), (ratio_R > high) & (advantage_R > 0)
+    if config.ratio == "clipped_sequence":  # each token's own, before their mean
+        low, high, ratio_R = low - 1.0, high - 1.0, logprob_R - _old(logprob_R, inputs, config)
+    else:
+        ratio_R = _ratio(logprob_R, inputs, config)
+    is_low_R, is_high_R = ratio_R < low, ratio_R > high
+    if not config.clips:
+        return torch.zeros_like(is_low_R), torch.zeros_like(is_high_R)
+    if config.surrogate == "weighted_log":
+        return is_low_R, is_high_R
+    return is_low_R & (inputs.advantage_R < 0), is_high_R & (inputs.advantage_R > 0)
 
 
 def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
