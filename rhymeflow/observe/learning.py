@@ -117,6 +117,7 @@ class Learning:
             _constant: not config.trains_on_rewards, _no_spread: not compares, _apart: not follows
         }  # fmt: skip
         self._left_out = {rule for rule, is_out in is_without.items() if is_out}
+        self._warmup = config.learner.critic_warmup_steps  # steps that leave the policy as it is
         self.now: list[Verdict] = []
         self.last_step = 0  # the last step that was taken in
 
@@ -145,6 +146,8 @@ class Learning:
         if "grad_norm" not in row:
             return
         self.last_step, seen.num_filtered = step, 0
+        if step <= self._warmup:
+            return
         if len(seen.first) < WINDOW:
             seen.first.append(row)
         seen.recent.append(row)

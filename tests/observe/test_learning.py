@@ -119,6 +119,14 @@ def test_rewards_that_were_never_anything_else_are_0():
     assert [[verdict.name for verdict in each] for each in found] == [[], [], [], ["rewards all 0"]]
 
 
+def test_a_policy_that_waits_for_its_critic_is_not_accused():
+    ppo = {"learner.algorithm": "ppo", "learner.critic_warmup_steps": "9"}
+    learning = Learning(read_config("demo", ppo))
+    for step in range(1, 14):
+        news = learning.add(step, {**GOOD, "grad_norm": 0.0})
+        assert [verdict.name for verdict in news] == ["gradient 0"] * (step == 9 + WINDOW)
+
+
 def test_groups_may_be_filtered_without_end():
     learning = Learning(read_config("demo"))
     most = WINDOW * read_config("demo").learner.groups_per_batch
