@@ -22,7 +22,13 @@ from rhymeflow.config.environment import (
 )
 from rhymeflow.config.eval import EvalConfig, EvalSuite
 from rhymeflow.config.learner import COMPARES, DistillationConfig, LearnerConfig, SftConfig
-from rhymeflow.config.rollout import DraftingConfig, LoraConfig, ModelConfig, RolloutConfig
+from rhymeflow.config.rollout import (
+    OF_VLLM,
+    DraftingConfig,
+    LoraConfig,
+    ModelConfig,
+    RolloutConfig,
+)
 from rhymeflow.config.run import ClusterConfig, RayConfig, RunConfig, WeightsConfig
 from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
@@ -88,6 +94,28 @@ class Config(Section):
     def trains_on_rewards(self) -> bool:
         """Whether rewards have a part in what is learnt."""
         return self.has_rewards and self.learner.distillation.reward_weight > 0.0
+
+    @property
+    def effectless(self) -> Iterator[tuple[str, str]]:
+        """Fields of what is off unless it is turned on, and what they need. Of what is turned off,
+        such as drafts, they may stay, to compare."""
+        environment, rewards, engine = self.environment, self.reward, self.rollout.engine
+        turns = environment.is_used or any(s.environments is not None for s in self.eval.suites)
+        of_agent = {"agent_python", "agent_timeout", "idle_timeout"}
+        of_nodes, of_drop = {"gpus_per_node", "memory_gb"}, {"max_consecutive_failures"}
+        for needs, is_on, section, names in (
+            ("environment.agent", environment.agent is not None, "environment", of_agent),
+            ("environment.classes, tools or agent", turns, "environment", None),
+            ("on_failure: drop", environment.on_failure == "drop", "environment", of_drop),
+            ("on_failure: drop", rewards.on_failure == "drop", "reward", of_drop),
+            ("rollout.engine: vllm", engine == "vllm", "rollout", {*OF_VLLM}),
+            ("drafts", self.drafting.window != "off", "drafting", {"history_run"}),
+            ("emulation.profile", self.emulation.is_used, "emulation", None),
+            ("cluster.nodes", self.cluster.nodes is not None, "cluster", of_nodes),
+            ("runtime: ray", self.runtime == "ray", "ray", None),
+        ):
+            given = getattr(self, section).model_dump(include=names, exclude_defaults=True)
+            yield from ((f"{section}.{name}", needs) for name in given if not is_on)
 
     @model_validator(mode="after")
     def _divide_gpus(self) -> Config:
@@ -157,17 +185,14 @@ class Config(Section):
 
     def _agent_mistakes(self) -> Iterator[str]:
         environment = self.environment
-        effectless: tuple[str, ...] = ("timeout", "retries", "num_workers")
-        if not environment.plays_classes:
-            effectless += ("on_tool_error", "max_observation_chars")
-        why = "with this environment.agent (agent_timeout and idle_timeout limit it)"
-        if environment.agent is None:
-            effectless = ("agent_python", "agent_timeout", "idle_timeout")
-            why = "without environment.agent"
-        kept = environment.model_dump(include={*effectless}, exclude_defaults=True)
-        yield from (f"environment.{name}: has no effect {why}" for name in kept)
         if environment.agent is None:
             return
+        effectless = {"timeout", "retries", "num_workers"}
+        if not environment.plays_classes:
+            effectless |= {"on_tool_error", "max_observation_chars"}
+        why = "with this environment.agent (agent_timeout and idle_timeout limit it)"
+        kept = environment.model_dump(include=effectless, exclude_defaults=True)
+        yield from (f"environment.{name}: has no effect {why}" for name in kept)
         if not environment.agent:
             yield "environment.agent: names no program"
         yield from self._played_mistakes()
@@ -244,11 +269,6 @@ class Config(Section):
         yield from self._lora_mistakes()
         if rollout.engine == "vllm" and self.drafting.shape == "tree":
             yield "drafting.shape = 'tree': vLLM verifies linear drafts only"
-        if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
-            yield (
-                f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "
-                "native engine uses one device; rollout.engine = 'vllm' uses several"
-            )
         if self.simulation.colocated and schedule.bound > 0:
             yield (
                 f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
@@ -309,9 +329,6 @@ class Config(Section):
     def _emulation_mistakes(self) -> Iterator[str]:
         emulation, schedule = self.emulation, self.schedule
         if not emulation.is_used:
-            for name in emulation.model_fields_set:
-                if getattr(emulation, name) != getattr(EmulationConfig(), name):
-                    yield f"emulation.{name}: has no effect without emulation.profile"
             return
         if self.model.lora.is_used:
             yield "model.lora: not with emulation.profile, whose times are of training all weights"

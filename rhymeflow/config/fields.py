@@ -71,6 +71,12 @@ def validate(values: dict[str, Any], origin: Origin) -> Config:
         raise UserError("; ".join(messages)) from None
 
 
+def check_effect(config: Config, origin: Origin) -> None:
+    """Raise `UserError` if a field has no effect, as nothing turns on what it belongs to."""
+    for path, needs in config.effectless:
+        raise UserError(f"{origin.place(path)}: has no effect without {needs}")
+
+
 def written_out(value: Any, kind: Any) -> Any:
     """Expand abbreviations in a value of the type `kind`.
 

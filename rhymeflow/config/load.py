@@ -10,6 +10,7 @@ from typing import Any
 
 from rhymeflow.config import Config, fields, yaml
 from rhymeflow.config.algorithms import PARTS
+from rhymeflow.config.rollout import OF_VLLM
 from rhymeflow.errors import UserError, suggestion
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -82,7 +83,10 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     _drop_replaced(values, overrides)
     for name, value in overrides.items():
         _put(values, name, _parsed(value, name), f"--{name}")
-    return fields.validate(values, fields.Origin(where, node, frozenset(overrides)))
+    origin = fields.Origin(where, node, frozenset(overrides))
+    config = fields.validate(values, origin)
+    fields.check_effect(config, origin)
+    return config
 
 
 def _is_section(name: str) -> bool:
@@ -212,10 +216,11 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
 
 
 def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
-    """Drop the file's fields about its data source, model or algorithm if an override names another
-    one."""
+    """Drop the file's fields about its data source, model, algorithm or engine if an override names
+    another one."""
     for path, dependent in (
         ("learner.algorithm", PARTS),
+        ("rollout.engine", OF_VLLM),
         ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
     ):
@@ -226,8 +231,8 @@ def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
         source = fields_in_file.get(field)
         if overrides.get(path, source) == source:
             continue
-        if path == "learner.algorithm" and source is None:
-            continue  # the file's fields are the user's own, not those of a run's algorithm
+        if path in ("learner.algorithm", "rollout.engine") and source is None:
+            continue  # the file's fields are the user's own, not those of another algorithm
         for name in dependent:
             # `eval_source` stays, and so does its size.
             if name != "eval_size" or not fields_in_file.get("eval_source"):

@@ -149,6 +149,10 @@ class RolloutConfig(Section):
         return self.vllm_gpu_memory_utilization or OWN_GPU
 
 
+OF_VLLM = tuple(name for name in RolloutConfig.model_fields if name.startswith("vllm_"))
+"""Fields of `RolloutConfig` that only vLLM uses."""
+
+
 class DraftingConfig(Section):
     """Speculative decoding from history: drafts are taken from earlier responses to the same
     prompt, and the policy verifies them. Sampled tokens are the same as without drafts."""

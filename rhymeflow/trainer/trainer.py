@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config, EvalSuite, LoraConfig
+from rhymeflow.config.fields import Origin, check_effect
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -117,6 +118,7 @@ class Trainer:
         if eval_dataset is not None:
             fields |= eval_fields(inputs, eval_dataset, given)
         self.config: Config = build_config(fields, given, where="Trainer")
+        check_effect(self.config, Origin("Trainer"))
         if is_url(where := self.config.run.checkpoint_dir or ""):
             raise UserError(f"Trainer: run.checkpoint_dir: {where}: `model` needs a path, no URL")
         self.args: Any = self.config

@@ -19,7 +19,9 @@ from rhymeflow.config import (
     LearnerConfig,
     RewardFunction,
     Section,
+    fields,
     load,
+    yaml,
 )
 from rhymeflow.config.fields import USUAL, field_paths, path_named, section_of
 from rhymeflow.config.load import (
@@ -89,7 +91,7 @@ def test_what_is_written_reads_back_equal(values):
         config = Config(**values)
     except ValidationError:
         assume(False)
-    assert parse_config(dump_config(config)) == config
+    assert fields.validate(yaml.read(dump_config(config), "it")[1], fields.Origin("it")) == config
 
 
 @given(TEXTS.filter(lambda text: text != "null"))
@@ -260,7 +262,21 @@ MISTAKES = {
     "tasks of one Python, played by this": ("environment: {agent: verifiers}", {"data.source": "verifiers:x", "data.options": "{python: /a}"}, ["environment.agent_python is None"]),
     "a suite of another Python": ("environment: {agent: verifiers, agent_python: /a}", {"data.source": "verifiers:x", "data.options": "{python: /a}", "eval.suites": "[{name: y, source: 'verifiers:x', options: {python: /c}}]"}, ["eval.suites: y: options: python is '/c'"]),
     "an interpreter of nothing": ("", {"environment.agent_python": "python3"}, ["environment.agent_python: has no effect without environment.agent"]),
+    "turns of nothing": ("environment: {max_turns: 3}", {}, ["f.yaml:1: environment.max_turns: has no effect without environment.classes, tools or agent"]),
+    "failures that stop a run": ("", {"environment.tools": "a.py:f", "environment.max_consecutive_failures": "3"}, ["environment.max_consecutive_failures: has no effect without on_failure: drop"]),
+    "rewards that stop a run": ("reward: {max_consecutive_failures: 3}", {}, ["reward.max_consecutive_failures: has no effect without on_failure: drop"]),
+    "vLLM's, without it": ("", {"rollout.vllm_kv_cache_gb": "3"}, ["--rollout.vllm_kv_cache_gb: has no effect without rollout.engine: vllm"]),
+    "a history of nothing": ("", {"drafting.history_run": "runs/a", "drafting.window": "off"}, ["drafting.history_run: has no effect without drafts"]),
+    "nodes that are not there": ("cluster: {gpus_per_node: 4}", {}, ["cluster.gpus_per_node: has no effect without cluster.nodes"]),
+    "a Ray that is not used": ("ray: {address: auto}", {}, ["ray.address: has no effect without runtime: ray"]),
 }  # fmt: skip
+
+
+def test_what_is_turned_off_keeps_its_fields():
+    parse_config("drafting: {history_tokens: 9}", {"drafting.window": "off"})
+    parse_config("environment: {max_turns: 3}\neval: {suites: [{name: a, environments: [a.B]}]}")
+    of_vllm = "rollout: {engine: vllm, vllm_kv_cache_gb: 3}"
+    assert parse_config(of_vllm, {"rollout.engine": "native"}).rollout.vllm_kv_cache_gb == 2
 
 
 @pytest.mark.parametrize(("text", "overrides", "parts"), MISTAKES.values(), ids=MISTAKES)
