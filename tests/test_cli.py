@@ -98,6 +98,36 @@ def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(capsys):
     assert not any(line.startswith("#") for line in lines[first:])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "demo", "--sft.max_steps", "5"], "; did you mean --learner.max_steps?"),
+        (["sft", "demo", "--learner.learning_rate", "1"], "; did you mean --sft.learning_rate?"),
+        (["sft", "demo", "--run.output_dir", "out"], "; did you mean --sft.output_dir?"),
+        (["generate", "recipe:demo", "a3?", "--learner.max_steps", "5"], ""),
+        (["eval", "recipe:demo", "--schedule.max_staleness", "0"], ""),
+        (["simulate", "demo", "--reward.timeout", "9"], ""),
+    ],
+)
+def test_a_field_of_another_command_is_refused(arguments, said, refused):
+    assert (
+        refused(*arguments)
+        == f"rhymeflow: {arguments[-2]}: has no effect in `rhymeflow {arguments[0]}`{said}"
+    )
+
+
+def test_a_command_takes_the_fields_that_it_reads():
+    for command, name in (
+        ("sft", "learner.weight_decay"),
+        ("sft", "learner.max_skipped_steps"),
+        ("sft", "run.seed"),
+        ("eval", "run.eval_temperature"),
+        ("generate", "rollout.top_p"),
+        ("train", "simulation.profile"),
+    ):
+        dispatch._check_effect(command, {name: "1"})
+
+
 REFUSED = {
     "no Ray": (["--runtime", "ray"], "runtime = 'ray' needs the package ray: pip install"),
     "no wandb": (["--run.report_to", "[wandb]"], "wandb, which is not installed: pip install"),

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import re
 import select
 import shutil
 import signal
@@ -79,8 +80,40 @@ def _dispatch(arguments: list[str]) -> None:
         given = unknown[0] if unknown else f"--{next(iter(overrides))}"
         hint = _hint(given, args, parser.commands)
         raise UserError(f"{given.partition('=')[0]}: there is no such argument{hint}")
+    _check_effect(args.called, overrides)
     args.overrides = overrides
     args.command(args)
+
+
+_REST = "sft|learner|schedule|emulation|simulation|weights|cluster|ray|runtime"
+_OF_SFT = (
+    "(optimizer|muon|adam|weight|max_(grad|skip|tok)|frozen|logits|attention|gradient|num_[rt])"
+)
+_UNREAD = {
+    "train": "sft",
+    "simulate": "sft|eval|reward",
+    "eval": _REST,
+    "render": _REST,
+    "generate": f"{_REST}|drafting|environment|reward|eval",
+    "sft": "schedule|emulation|simulation|weights|cluster|ray|runtime|drafting|reward|eval|"
+    rf"run\.(?!seed)\w+|rollout\.(?!max_comp)\w+|learner\.(?!{_OF_SFT})\w+",
+}
+"""Fields that a command reads nothing of. A file may have them, as it is for all commands."""
+
+
+def _check_effect(command: str, overrides: Mapping[str, str]) -> None:
+    """Raise `UserError` if an option is a field of another command."""
+    if not overrides or command not in _UNREAD:
+        return
+    from rhymeflow.config import fields
+
+    unread = re.compile(rf"({_UNREAD[command]})(\..*)?").fullmatch
+    for name in overrides:
+        if unread(name) and name in fields.field_paths():
+            section, _, last = name.rpartition(".")  # learner and sft share names
+            meant = fields.path_named(last, command) if "sft" in (command, section) else None
+            hint = f"; did you mean --{meant}?" if meant and not unread(meant) else ""
+            raise UserError(f"--{name}: has no effect in `rhymeflow {command}`{hint}")
 
 
 def add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
