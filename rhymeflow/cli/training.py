@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rhymeflow.config import Config, EvalConfig, EvalSuite, LoraConfig
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import SHORT, list_recipes, parse_config, read_config
 from rhymeflow.core.types import HELD_OUT
-from rhymeflow.errors import UserError, nearest
+from rhymeflow.errors import UserError, nearest, within
 from rhymeflow.utils.disk import check_writable
 
 _TRAIN = """\
@@ -328,7 +328,10 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     if source is None and "eval.suites" in overrides:
         config = parse_config("", overrides, where="the command line")
     else:
-        config = read_config(source, overrides, needed=("data", "reward"))
+        brings = source is not None or {"data.source", "reward.functions"} <= overrides.keys()
+        where = f"{args.model}: brings no task, as the checkpoint of a run does"
+        with nullcontext() if brings else within(where):
+            config = read_config(source, overrides, needed=("data", "reward"))
     if not any(name.startswith("model.lora.") for name in overrides):  # what the run trained
         config = config.changed(model={"lora": LoraConfig()})
     data, suites = config.data, config.eval.suites

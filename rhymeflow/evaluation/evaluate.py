@@ -54,7 +54,7 @@ def evaluate(
         WorkerDied: a worker died too often, or has a defect."""
     suites = chosen(config, names)
     with _directory(run_dir) as path:
-        quiet, progress = Console(quiet=True), _ProgressLine()
+        quiet, progress = Console(quiet=True), _ProgressLine(is_kept=run_dir is not None)
         train(_without_training(config, suites), run_dir=path, console=quiet, progress=progress)
         return _results(path, suites)
 
@@ -162,10 +162,12 @@ def write(path: Path, figures: dict[str, Any]) -> None:
 
 
 class _ProgressLine(Progress):
-    """Shows on a terminal how many responses are judged, in a line that it removes at the end."""
+    """Shows on a terminal how many responses are judged, in a line that it removes at the end.
+    `is_kept`: whether the run's directory stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_kept: bool) -> None:
         super().__init__(Console(stderr=True))
+        self._is_kept = is_kept
         self._next = PROGRESS_SECONDS
 
     def __enter__(self) -> Progress:
@@ -179,6 +181,12 @@ class _ProgressLine(Progress):
         if state.elapsed >= self._next:
             self._next = state.elapsed + PROGRESS_SECONDS
             self._put(state.message)
+
+    def printed(self, said: str, log: str) -> None:
+        """Say what user code prints."""
+        super().printed(
+            said, log if self._is_kept else f"{Path(log).name} with --run.output_dir DIR"
+        )
 
     def warn(self, message: str) -> None:
         """Print a line that stays."""

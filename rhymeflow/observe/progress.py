@@ -145,6 +145,10 @@ class Progress:
         self._say(f"warning: {printable(message)}")
         self._shown_message = message  # once is enough
 
+    def printed(self, said: str, log: str) -> None:
+        """Say what user code prints, and where all of it is."""
+        self.warn(f"{said} (all of it is in {log})")
+
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
         if is_new_step:
             is_evaluated = len(state.eval_rewards) > self._shown_evaluations

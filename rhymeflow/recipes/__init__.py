@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
 
 
 def file_of(spec: str, name: str) -> Path | None:
@@ -29,5 +29,6 @@ def directory(name: str) -> Path:
     """Return the recipe's directory of files. Raises `UserError` if it has none."""
     path = Path(__file__).parent / name
     if not name.isidentifier() or not path.is_dir():
-        raise UserError(f"recipe {name!r} ships no files (there is no directory {path})")
+        known = [each.name for each in path.parent.glob("[a-z]*/")]
+        raise UserError(f"recipe:{name}: there is no such recipe with files{nearest(name, known)}")
     return path

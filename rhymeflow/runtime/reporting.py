@@ -253,7 +253,7 @@ class Reporter:
     def printed(self, role: Role, line: str, log: str) -> None:
         """Say where what user code prints can be read, with its first `line`."""
         who = "reward functions print" if role == "reward" else "environments print"
-        self._progress.warn(f"{who}: {shortened(line, 200)} (all of it is in {log})")
+        self._progress.printed(f"{who}: {shortened(line, 200)}", log)
 
     def saved(self, version: Version, path: str) -> None:
         """Tell the backup and the observer of a complete checkpoint."""

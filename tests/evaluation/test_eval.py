@@ -16,6 +16,7 @@ from rhymeflow.config.load import read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.engine.native import noise
+from rhymeflow.evaluation import evaluate
 from rhymeflow.recipes.demo import task as demo
 from rhymeflow.recipes.guess import task as guess
 from rhymeflow.store.reader import TrajectoryReader
@@ -205,7 +206,7 @@ def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["/nowhere"], "--data FILE"),
+        (["/nowhere"], "/nowhere: brings no task, as the checkpoint of a run does: give a recipe"),
         (["/nowhere", "demo"], "/nowhere"),
         (["recipe:demo", "dmeo"], "did you mean demo?"),
         (["recipe:demo", "--suite", "helt_out"], "did you mean held_out?"),
@@ -250,3 +251,14 @@ def test_what_becomes_of_a_failure_is_up_to_on_failure(capsys, refused, tmp_path
     assert "it broke" in message
     found = evaluated(capsys, *arguments, "--environment.on_failure", "drop")["held_out"]
     assert (found["failed"], found["avg@1"], found["prompts"]) == (1.0, 1.0, 2)
+
+
+def test_what_functions_print_is_said_to_be_where_it_stays(capsys):
+    for is_kept, where in (
+        (True, "/a/reward.log"),
+        (False, "reward.log with --run.output_dir DIR"),
+    ):
+        progress = evaluate._ProgressLine(is_kept=is_kept)
+        progress.printed("reward functions print: x", "/a/reward.log")
+        said = capsys.readouterr().err
+        assert said == f"warning: reward functions print: x (all of it is in {where})\n"

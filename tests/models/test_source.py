@@ -37,8 +37,8 @@ def test_several_gguf_files_need_a_choice(tmp_path):
     [
         ({"name": "package:no_such_package"}, "'no_such_package' is not installed"),
         ({"name": "package:../x"}, "not a package's name"),
-        ({"name": "recipe:nothing"}, "ships no files"),
-        ({"name": "recipe:../models"}, "ships no files"),
+        ({"name": "recipe:nothing"}, "no such recipe with files; there are: agent, demo"),
+        ({"name": "recipe:../models"}, "no such recipe with files"),
         ({"name": "/no/such/place"}, "no such directory"),
         ({"name": "./elsewhere"}, "no such directory"),
         ({"name": "a/b/c"}, "no such directory"),

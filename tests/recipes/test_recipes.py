@@ -29,7 +29,8 @@ def test_a_recipe_has_its_files_name_and_runs_under_every_schedule(name, schedul
 
 
 def test_a_recipe_without_files_is_named():
-    assert "'smollm3' ships no files" in refusal(recipes.directory, "smollm3")
+    said = refusal(recipes.directory, "demoo")
+    assert said == "recipe:demoo: there is no such recipe with files; did you mean demo?"
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, "smollm2"])
