@@ -131,10 +131,18 @@ def reward_model(
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        classifier = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        classifier, found = AutoModelForSequenceClassification.from_pretrained(
+            model, num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (OSError, ValueError) as error:
         text = " ".join(str(error).split())
         raise UserError(f"{model!r} is no reward model that can be loaded: {text}") from None
+    # transformers draws what is missing.
+    lacking = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
+    if lacking:
+        raise UserError(
+            f"{model!r} is no reward model: {min(lacking)!r} is missing, or not for one number"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     classifier.config.get_text_config().pad_token_id = tokenizer.pad_token_id

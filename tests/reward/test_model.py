@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from rhymeflow import UserError, recipes
 from rhymeflow.config import RewardFunction
@@ -62,6 +67,18 @@ def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_write
     assert score(tmp_path, None, [["2"]]) == expected("a1?2")
     together = judged("reward_model", ["2", "a1=1 b2"], prompt="a1?", model=str(folder))
     assert together == [expected("a1?2"), expected("a1?a1=1 b2")]
+
+
+def test_a_model_without_the_output_of_rewards_is_refused(folder, tmp_path):
+    """Where it is missing transformers draws it, and rewards would be random."""
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = LlamaConfig.from_pretrained(folder)
+    for model in (LlamaForCausalLM(config), LlamaForSequenceClassification(config)):
+        if hasattr(model, "score"):
+            model.score = torch.nn.Linear(8, 2, bias=False)
+        model.save_pretrained(tmp_path)
+        with pytest.raises(UserError, match="weight' is missing, or not for one number"):
+            Judge(RewardFunction(function="reward_model", options={"model": str(tmp_path)}))
 
 
 def test_what_is_no_model_is_said(tmp_path):
