@@ -392,9 +392,9 @@ def test_large_requests_and_long_queues(judges):
 
 
 def test_what_functions_log_comes_with_the_rewards(judges):
-    (done,) = judge(judges("logs", "length"), together("a", "b"))
-    assert done.noted == [("distance", 0.5), ("distance", 2.0)]
-    assert done.extra == {"parsed": ["A", "B"]}
+    (done,) = judge(judges("logs", "logs", "length"), together("a", "b"))
+    assert done.noted == [("distance", 0.5), ("distance", 2.0)] * 2
+    assert done.extra == {"parsed": ["A", "B"], "logs#2/parsed": ["A", "B"]}
     (error,) = judge(judges("logs_badly"), together("a"))
     assert "log_metric('distance', nan): not a finite number" in error
 

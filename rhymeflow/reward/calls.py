@@ -67,9 +67,13 @@ class RewardTask(Task):
 
     def take(self, reply: Value) -> None:
         """Store the rewards of one function; set the result after the last one."""
-        self._values[self._missing.pop(0)] = reply.values
+        function = self._missing.pop(0)
+        self._values[function] = reply.values
         self._rewards.noted += reply.noted
-        self._rewards.extra |= reply.extra
+        for column, values in reply.extra.items():
+            is_taken = column in self._rewards.extra  # by another function
+            name = f"{self._names[function]}/{column}" if is_taken else column
+            self._rewards.extra[name] = values
         if self._missing:
             self.part = self._missing[0]
             return
