@@ -239,7 +239,8 @@ def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | Non
 
 
 def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, int], float]:
-    """Return the advantages of a step's responses, by the rewards of its batch; None: of none."""
+    """Return the advantages of a step's responses, by the rewards of its batch; none of tokens that
+    have each their own, or one that depends on what is not recorded."""
     if step is None:
         return {}
     from rhymeflow.reward.components import WeightedSum  # loads the configuration
@@ -249,8 +250,8 @@ def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, i
     rollout, reward, environment = (
         section_in_force(reader, n) for n in ("rollout", "reward", "environment")
     )
-    if learner.kl_in == "reward":
-        return {}  # the KL of a response is not recorded
+    if learner.kl_in == "reward" or learner.discounts or learner.distillation.is_used:
+        return {}
     most, totals = rollout.max_completion_length, [each[6] for each in batch]
     found = batch_advantages(
         shaped_rewards([each[2] for each in batch], totals, learner, most),

@@ -366,6 +366,22 @@ def test_the_advantage_is_that_of_its_batch(tmp_path, scale, expected):
     assert shown[4] is None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"learner.algorithm": "ppo"}, {"learner.algorithm": "reinforce_plus_plus"},
+     {"learner.distillation.teacher": "start"}],
+)  # fmt: skip
+def test_where_each_token_has_its_own_advantage_none_is_shown_for_all(tmp_path, fields):
+    made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields)
+    made.group(0)
+    for member, reward in enumerate((1.0, 0.0)):
+        made.response(0, member, "ab", reward)
+    made.store.put_consumed(0, version=0, members=(0, 1))
+    made.store.commit()
+    found = views.group(Run(made.run_dir, "a"), 0)
+    assert [each["advantage"] for each in found["members"]] == [None, None]
+
+
 def test_the_calls_of_an_agents_program_say_what_they_continue_and_where_they_are_trained_on(
     tmp_path,
 ):
