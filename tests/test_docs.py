@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +224,28 @@ def test_the_index_has_every_page() -> None:
     index = ROOT / "docs/index.md"
     pages = {page.name for page in CURRENT if page.parent == index.parent} - {index.name}
     assert set(re.findall(r"\]\((\w[\w-]*\.md)\)", text_of(index))) == pages
+
+
+def test_the_site_takes_what_pages_link_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without mkdocs: pictures as they are, all else as a page."""
+
+    class File(SimpleNamespace):
+        @classmethod
+        def generated(cls, config: object, uri: str, **more: object) -> File:
+            return cls(src_uri=uri, **more)
+
+    mkdocs = SimpleNamespace(File=File, InclusionLevel=SimpleNamespace(NOT_IN_NAV=None))
+    monkeypatch.setitem(sys.modules, "mkdocs.structure.files", mkdocs)
+    site = runpy.run_path(str(ROOT / "scripts/site.py"))
+    monkeypatch.setitem(site["on_files"].__globals__, "reference", dict)
+    docs = ROOT / "docs"
+    pages = [File(src_uri=str(each.relative_to(docs))) for each in docs.glob("**/*.md")]
+    made = {each.src_uri: vars(each) for each in site["on_files"](pages, None)}
+    pictures = [uri for uri in made if uri.endswith(".png")]
+    assert pictures
+    for uri in pictures:
+        assert Path(made[uri]["abs_src_path"]) == ROOT / uri.removeprefix("repository/")
+    assert made["repository/examples/trainer.py.md"]["content"].startswith("# examples/trainer.py")
 
 
 def test_the_readme_is_short() -> None:
