@@ -8,6 +8,7 @@ import torch
 
 from rhymeflow import cli, doctor
 from rhymeflow.config.load import read_config
+from rhymeflow.sandbox import programs
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: peers)
         monkeypatch.setattr(doctor, "_driver_cuda", lambda: driver)
+        programs.standing()  # asks in a process of its own, and remembers the answer
         ran = SimpleNamespace(stdout=topology)
         monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: ran)
 
