@@ -267,6 +267,7 @@ def simulate(args: argparse.Namespace) -> None:
     from rhymeflow.sim.simulate import simulate as run
 
     config = read_config(args.recipe, args.overrides)
+    output = args.output or Path("simulations") / config.name
     columns = "step", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     is_off = not console.is_terminal
@@ -274,11 +275,11 @@ def simulate(args: argparse.Namespace) -> None:
         task = bar.add_task("", total=config.learner.max_steps)
         result = run(
             config,
-            output=args.output,
+            output=output,
             workload=args.workload,
             on_step=lambda step: bar.update(task, completed=step),
         )
-    print(result.text())
+    print(result.text(), f"timeline: {output / 'timeline.png'}", sep="\n\n")
 
 
 def calibrate(args: argparse.Namespace) -> None:

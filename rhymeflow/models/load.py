@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 from transformers.quantizers.auto import AutoQuantizationConfig
+from transformers.utils import logging
 
 from rhymeflow.config import Config, ModelConfig
 from rhymeflow.errors import UserError
@@ -109,6 +111,8 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     hf_config = load_config(config)
     is_text_alone = hf_config.model_type in _TEXT_ALONE
     source = readable(config)
+    if not sys.stderr.isatty():  # else transformers' bar fills a log
+        logging.disable_progress_bar()
     with explained(source, "the weights"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.location,

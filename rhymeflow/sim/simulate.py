@@ -37,7 +37,7 @@ _FAILURE_SEED = 0
 def simulate(
     config: Config,
     *,
-    output: Path | None = None,
+    output: Path,
     workload: Path | None = None,
     on_step: Callable[[int], object] = lambda step: None,
 ) -> SimulationResult:
@@ -46,7 +46,7 @@ def simulate(
     Args:
         config: of the run; its section `simulation` describes the cluster.
         output: directory for `timeline.png`, `result.json` and the files of a run directory,
-            without tokens; None: `simulations/NAME`.
+            without tokens.
         workload: run directory whose lengths are taken; None: `simulation.workload`.
         on_step: called with the number of each step that has ended.
 
@@ -54,15 +54,14 @@ def simulate(
         UserError: the configuration cannot be simulated, or `output` holds a real run.
     """
     timeline = Timeline()
-    directory = output or Path("simulations") / config.name
     lengths = workload_of(config, workload)
     try:
-        with closing(Record(directory, config, on_step)) as record:
+        with closing(Record(output, config, on_step)) as record:
             figures = run(config, lengths, timeline=timeline, log=record)
-        (directory / "result.json").write_text(figures.json() + "\n")
-        draw(directory / "timeline.png", timeline, figures)
+        (output / "result.json").write_text(figures.json() + "\n")
+        draw(output / "timeline.png", timeline, figures)
     except OSError as error:
-        raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
+        raise UserError(f"{output}: cannot be written to: {error.strerror}") from None
     return figures
 
 

@@ -48,7 +48,8 @@ def test_a_model_from_nothing_and_further_from_its_weights(tiny, tmp_path, capsy
 
     bf16 = ["--sft.save_dtype", "bfloat16"]
     assert sft("--model", first, "--sft.output_dir", second, *bf16, *common) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert not err, "no bar without a terminal"
     again, final = (float(n) for n in re.findall(r"held-out loss\D*: ([\d.]+)", out))
     assert again == pytest.approx(after, abs=1e-3)
     assert final < after

@@ -445,7 +445,9 @@ def test_colocated_devices_all_produce_and_all_train(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "cluster", "--output", str(tmp_path), "--learner.max_steps", "3"]
     assert main([*arguments, "--learner.groups_per_batch", "8"]) == 0
-    assert "trained" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "trained" in out
+    assert out.endswith(f"timeline: {tmp_path}/timeline.png\n")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "events.db", "metrics.jsonl", "result.json", "timeline.png", "writer.lock",
     ]  # fmt: skip
