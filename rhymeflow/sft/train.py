@@ -30,7 +30,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.models.adapter_files import check_trained
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import configured_stop_token_ids, random_model, resolve_dtype
-from rhymeflow.models.lora import adapter_in, load_policy, versioned
+from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.source import check_files
@@ -244,7 +244,7 @@ def _save(
     directory: Path,
     eval_loss: float | None,
 ) -> None:
-    if config.sft.save_dtype == "bfloat16" and adapter_in(model) is None:
+    if config.sft.save_dtype == "bfloat16":
         model.bfloat16()
     saved = CheckpointDir(directory)
     saved.begin()

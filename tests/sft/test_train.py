@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rhymeflow import cli, memory
 from rhymeflow.config import Config, LoraConfig, ModelConfig
@@ -131,6 +133,7 @@ def test_an_adapter_is_fine_tuned_asked_and_merged(tmp_path, capsys):
     common = ["--data", data, "--sft.tokens_per_batch", 40, "--learner.num_threads", 1]
     common += ["--sft.learning_rate", 0.05, "--sft.max_steps", 40, "--model.dtype", "float32"]
     training = ["--model", model, "--sft.output_dir", first, "--lora", 4, *common]
+    training += ["--sft.save_dtype", "bfloat16"]
     assert sft(*training, "--dry-run") == 0
     config = ModelConfig(name=str(model), dtype="float32", lora=LoraConfig(rank=4))
     size = memory.model_here(Config(model=config)).num_adapter * 4 * 4
@@ -139,6 +142,7 @@ def test_an_adapter_is_fine_tuned_asked_and_merged(tmp_path, capsys):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert losses[-1] < losses[0] - 0.05  # the head is frozen, and its logits are small
     assert {each.name for each in first.iterdir()} >= {CONFIG, WEIGHTS, "tokenizer.json"}
+    assert {each.dtype for each in load_file(first / WEIGHTS).values()} == {torch.bfloat16}
 
     def answer(name: Path) -> str:
         assert cli.main(["generate", str(name), "5+", "--temperature", "0"]) == 0
