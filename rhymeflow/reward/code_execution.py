@@ -95,15 +95,24 @@ def _tests(value: Any, entry: str | None = None) -> list[Test]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:  # it is Python; HumanEval's defines `check`
-            calls = f"\ncheck({entry})" if entry and "def check(" in value else ""
-            return [({"assert": value + calls}, None)] if value.strip() else []
+        except ValueError:  # it is Python
+            return [_assertion(value, entry)] if value.strip() else []
     if isinstance(value, list):
-        return [({"assert": e}, None) if isinstance(e, str) else _test(**e) for e in value]
+        return [_assertion(e, entry) if isinstance(e, str) else _test(**e) for e in value]
     if "inputs" not in value:
         return _tests(value.get("test_cases") or value["assert_case"])
     pairs = zip(value["inputs"], value["outputs"], strict=True)
     return [_test(given, wanted, fn_name=value.get("fn_name")) for given, wanted in pairs]
+
+
+def _assertion(text: str, entry: str | None) -> Test:
+    """Return a test that is Python. HumanEval's defines `check`, and a column names what it is
+    called with; where nothing calls it every program would pass."""
+    if "def check(" in text and entry:
+        text += f"\ncheck({entry})"
+    if "def check(" in text and text.count("check(") == 1:
+        raise ValueError("`check` is defined and never called")
+    return {"assert": text}, None
 
 
 def _test(

@@ -101,6 +101,8 @@ def test_responses_without_a_program_are_counted():
     [
         ({"prompt": "x"}, "no column with tests"),
         ({"tests": []}, "column 'tests': .*has no tests in a known form"),
+        ({"test": "def check(g):\n    assert g(3) == 9", "name": "f"}, "no tests in a known form"),
+        ({"test": ["def check(g):\n    assert g(3) == 9"]}, "has no tests in a known form"),
         ({"tests": " "}, "column 'tests': .*has no tests in a known form"),
         ({"tests": [3]}, r"column 'tests': '\[3\]' has no tests in a known form"),
         ({"tests": {"inputs": [1], "outputs": []}}, "has no tests in a known form"),
