@@ -116,6 +116,12 @@ def test_a_field_of_another_command_is_refused(arguments, said, refused):
     )
 
 
+def test_a_workload_is_a_run_or_configured(refused):
+    given = ["--workload", "runs/a", "--simulation.workload.sigma", "1"]
+    said = refused("simulate", "demo", *given)
+    assert "--simulation.workload.sigma: has no effect with --workload" in said
+
+
 def test_a_command_takes_the_fields_that_it_reads():
     for command, name in (
         ("sft", "learner.weight_decay"),

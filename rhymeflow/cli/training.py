@@ -267,6 +267,9 @@ def simulate(args: argparse.Namespace) -> None:
     from rhymeflow.sim.simulate import simulate as run
 
     config = read_config(args.recipe, args.overrides)
+    for name in args.overrides:
+        if args.workload is not None and name.startswith("simulation.workload."):
+            raise UserError(f"--{name}: has no effect with --workload, the run's own responses")
     output = args.output or Path("simulations") / config.name
     columns = "step", MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     console = Console(stderr=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import model_validator
@@ -102,6 +103,10 @@ class Config(Section):
         environment, rewards, engine = self.environment, self.reward, self.rollout.engine
         turns = environment.is_used or any(s.environments is not None for s in self.eval.suites)
         of_agent = {"agent_python", "agent_timeout", "idle_timeout"}
+        workload, faults = self.simulation.workload, self.simulation.faults
+        dies = faults.device_mtbf_hours or faults.controller_mtbf_hours
+        of_deaths = {"instance_seconds", "learner_seconds"}
+        of_turns = {"observation_tokens", "environment_seconds"}
         of_nodes, of_drop = {"gpus_per_node", "memory_gb"}, {"max_consecutive_failures"}
         for needs, is_on, section, names in (
             ("environment.agent", environment.agent is not None, "environment", of_agent),
@@ -113,8 +118,10 @@ class Config(Section):
             ("emulation.profile", self.emulation.is_used, "emulation", None),
             ("cluster.nodes", self.cluster.nodes is not None, "cluster", of_nodes),
             ("runtime: ray", self.runtime == "ray", "ray", None),
+            ("mean_turns above 1", workload.mean_turns > 1, "simulation.workload", of_turns),
+            ("device_mtbf_hours", dies, "simulation.faults", of_deaths),
         ):
-            given = getattr(self, section).model_dump(include=names, exclude_defaults=True)
+            given = attrgetter(section)(self).model_dump(include=names, exclude_defaults=True)
             yield from ((f"{section}.{name}", needs) for name in given if not is_on)
 
     @model_validator(mode="after")

@@ -101,7 +101,7 @@ class PromptEncoder:
 
     def _bare(self, prompt: Prompt) -> str:
         assert isinstance(prompt.prompt, str)
-        for field in ("system_prompt", "few_shot"):
+        for field in ("system_prompt", "few_shot", "chat_template_kwargs"):
             if getattr(self._config, field):
                 raise UserError(
                     f"data.{field}: text prompts are not wrapped as messages here "

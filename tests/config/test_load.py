@@ -268,6 +268,8 @@ MISTAKES = {
     "vLLM's, without it": ("", {"rollout.vllm_kv_cache_gb": "3"}, ["--rollout.vllm_kv_cache_gb: has no effect without rollout.engine: vllm"]),
     "a history of nothing": ("", {"drafting.history_run": "runs/a", "drafting.window": "off"}, ["drafting.history_run: has no effect without drafts"]),
     "nodes that are not there": ("cluster: {gpus_per_node: 4}", {}, ["cluster.gpus_per_node: has no effect without cluster.nodes"]),
+    "answers between no turns": ("", {"simulation.workload.observation_tokens": "9"}, ["--simulation.workload.observation_tokens: has no effect without mean_turns above 1"]),
+    "who is back though nothing dies": ("simulation: {faults: {learner_seconds: 9}}", {}, ["f.yaml:1: simulation.faults.learner_seconds: has no effect without device_mtbf_hours"]),
     "a Ray that is not used": ("ray: {address: auto}", {}, ["ray.address: has no effect without runtime: ray"]),
 }  # fmt: skip
 

@@ -107,6 +107,7 @@ REFUSES = "the chat template refuses the prompt: "
         (BASE, "3", {"few_shot": SHOWN}, "data.few_shot: "),
         (BASE, "a", {"chat_template": True}, "data.chat_template: "),
         (BASE, "a", {"system_prompt": "b"}, "data.system_prompt: "),
+        (BASE, "a", {"chat_template_kwargs": {"b": 1}}, "data.chat_template_kwargs: "),
         (CHAT, "a", {"system_prompt": "b", "chat_template": False}, "data.system_prompt: "),
         (BASE, [USER], {}, "a.jsonl:4: the prompt is a list of messages, but the model's tokenizer "
          "has no chat template"),
