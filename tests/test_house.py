@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_305, "cluster.py": 265, "config": 2_745, "core": 3_743,
+    "calibration.py": 441, "cli": 1_308, "cluster.py": 265, "config": 2_752, "core": 3_743,
     "cpu": 1_022, "dashboard": 1_668, "data": 1_541, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_130,
     "environments": 4_301, "evaluation": 349, "export": 707, "histospec": 1_997, "learner": 4_262,
@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_205, "tests": 44_587, "benchmarks": 8_573}
+TOTALS = {"rhymeflow": 58_215, "tests": 44_596, "benchmarks": 8_573}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
