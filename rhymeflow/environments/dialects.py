@@ -79,6 +79,12 @@ _HINTS = {
 }  # fmt: skip
 """What to do instead of sending these fields."""
 
+_PARTS_OF = {
+    "stream_options": ("include_usage", "include_obfuscation"),
+    "include": ("message.output_text.logprobs", "reasoning.encrypted_content"),
+}
+"""What such fields may have in them. Nothing is obfuscated, and there is no encrypted reasoning."""
+
 # What messages, their parts and tools may be, with their fields. The first is the usual type.
 _ROLES = {
     "system": "content name", "developer": "content name", "user": "content name",
@@ -224,13 +230,15 @@ def _refuse(where: str, what: str) -> NoReturn:
     raise BadRequest(f"{where}: {what}", param=where)
 
 
+_OPAQUE = "parameters", "input_schema", "input", "arguments"  # where a null means something
+
+
 def _given(value: Any, name: str = "") -> Any:
     """Return JSON without fields that are null, which client libraries send for absent ones, and
     with what is in OpenAI's `function` of a tool or a call beside its type."""
     if isinstance(value, list):
         return [_given(each) for each in value]
-    # Nulls in schemas and in a call's arguments mean something.
-    if not isinstance(value, dict) or name in ("parameters", "input_schema", "input"):
+    if not isinstance(value, dict) or name in _OPAQUE:
         return value
     given = {name: _given(each, name) for name, each in value.items() if each is not None}
     function = given.pop("function") if isinstance(given.get("function"), dict) else {}
@@ -250,6 +258,9 @@ def _fields(dialect: Dialect, values: dict[str, Any]) -> dict[str, Any]:
             # By this code Anthropic's client knows that it has to send the whole conversation.
             code = "thread_unsupported_request" if name == "thread" else None
             raise BadRequest(f"{name} = {shown(value)}: {hint}", code=code, param=name)
+        for each in value if name in _PARTS_OF and isinstance(value, dict | list) else ():
+            if each not in _PARTS_OF[name]:
+                _refuse(name, f"{shown(each)} is not supported; leave it out")
         ours = _RENAMED.get(name, name)
         if ours == "stop" and isinstance(value, str):
             value = [value]
@@ -321,8 +332,10 @@ def _chat(body: dict[str, Any]) -> Iterator[Piece]:
             yield where, kind, text, _text(each, "name", where), None
         else:
             names = "reasoning_content", "reasoning"  # vLLM has had both
-            thought = max((_text(each, name, where) for name in names), key=len)
-            yield where, "think", thought, None, None
+            thoughts = {_text(each, name, where) for name in names} - {""}
+            if len(thoughts) > 1:
+                _refuse(where, f"{' and '.join(names)} differ; send one of them")
+            yield where, "think", "".join(thoughts), None, None
             yield where, "say", text, None, None
             for at, _, call in _each(each, "tool_calls", where, _CALLS):
                 id = _text(call, "id", at)

@@ -371,6 +371,17 @@ CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "f
         ("chat", {"guided_json": {}}, "guided_json = dict {}: it is not supported; leave it out"),
         ("chat", {"temperature": -1}, "temperature: Expected `float` >= 0"),
         ("chat", {"n": 0}, "n: Expected `int` >= 1"),
+        (
+            "chat",
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            "stream_options: str 'continuous_usage_stats' is not supported; leave it out",
+        ),
+        ("responses", {"include": ["file_search_call.results"]}, "include: str 'file_search_call."),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}, USER]},
+            "messages[0]: reasoning_content and reasoning differ; send one of them",
+        ),
         ("chat", {"stop": ""}, "stop[0]: Expected `str` of length >= 1"),
         ("chat", {"max_tokens": 4, "max_completion_tokens": 5}, "another field says otherwise"),
         ("chat", {"messages": []}, "messages: should end with a message that is not the"),
@@ -415,6 +426,14 @@ def test_what_changes_nothing_is_read_past():
             for value in values:
                 assert call_of(dialect, **{name: value}) == plain
         assert call_of(dialect, **dict.fromkeys(["seed", "tools", "reasoning"])) == plain
+
+
+def test_arguments_that_are_a_mapping_are_left_as_they_are():
+    given = {"a": None, "function": {"b": None}}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": given}}
+    talk = [USER, {"role": "assistant", "tool_calls": [call]}, USER]
+    [read] = call_of("chat", messages=talk).messages[1]["tool_calls"]
+    assert read["function"]["arguments"] == given
 
 
 def test_parts_are_lines_and_developers_are_the_system():
