@@ -231,7 +231,8 @@ class Conversations:
         calls = [_typed(each, schemas) for each in said if not each.error]
         reasoning, content = parts or ("", growing.text)
         if calls and parts is None:
-            content = _before_calls(content) if reader.shows_calls else ""
+            shown = reader.shows_calls
+            content = _before_calls(content) if shown else reader.before_calls(tokens)
         is_cut = len(tokens) >= limit and tokens[-1] not in self._special_ids
         turn = msgspec.structs.replace(
             self.begun(call, asking, growing, number),

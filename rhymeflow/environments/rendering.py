@@ -7,6 +7,7 @@ the template does, then prompt, sampled turns and encoded answers together are t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -264,6 +265,20 @@ class ChatRenderer(TextRenderer):
         put a space before it."""
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
+
+    def before_calls(self, tokens: list[int]) -> str:
+        """Return what a turn with calls says before the first, without special tokens."""
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        places = [at for tag in (OPEN, PYTHON_OPEN) if (at := text.find(tag)) >= 0]
+        if not places:
+            form = (self._own_response or self._response or {}).get("fields", {})
+            begins = form.get("tool_calls", {})
+            pattern = begins.get("open_pattern") or re.escape(begins.get("open", text))
+            places = [each.start() for each in [re.search(pattern, text)] if each]
+        text = text[: min(places, default=0)]
+        for token in self._special:
+            text = text.replace(token, "")
+        return text
 
     @property
     def shows_calls(self) -> bool:

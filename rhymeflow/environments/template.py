@@ -26,7 +26,7 @@ QUESTION: Message = {"role": "user", "content": "a question"}
 _REASON = "it is so"
 _GIVES = "data.chat_template = FILE gives one for training, which only appends"
 _PLAYS = (
-    "; or environment.agent = FILE:CLASS has a class with `step` read the template's own turns "
+    "; or environment.agent = 'classes' has a class with `step` read the template's own turns "
     "(docs/agents.md)"
 )
 _KEEPS = ("preserve_thinking", "truncate_history_thinking", "clear_thinking")

@@ -255,6 +255,25 @@ def test_a_conversation_without_its_reasoning_is_the_templates_own(name: str) ->
     assert "4" in text.partition("2 + 2?")[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("lfm2_v2", "I multiply."), ("glm4moe", "\n<think>so</think>\nI multiply."), ("llama3_2", "")],
+)
+def test_what_a_turn_says_before_its_calls_reaches_the_program(name: str, says: str) -> None:
+    tok, (_, spoken) = speaker(name), SPOKEN[name]
+    conversations = Conversations(Config(), tok)
+    function = {each: TOOLS[0]["function"][each] for each in ("name", "parameters")}
+    body = {"messages": [{"role": "user", "content": "3 times 2.5?"}]}
+    tools = {"tools": [{"type": "function", "function": function}]}
+    call = read("/v1/chat/completions", json.dumps(body | tools).encode())
+    asking, growing = conversations.asking(call, []), conversations.growing(call)
+    tokens = ids(tok, says + spoken.removeprefix("\n<think>so</think>\n"))
+    growing.add(tokens, [-1.0] * len(tokens))
+    turn, _ = conversations.turn(call, asking, growing, 0, limit=999)
+    assert [each.name for each in turn.calls] == ["multiply"]
+    assert turn.content == says
+
+
 def conversation(name: str, answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turn of `SPOKEN` and its answer, as the family's template takes them."""
     call = {"id": "call00000", "type": "function", "function": CALL}

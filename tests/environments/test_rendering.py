@@ -187,7 +187,7 @@ def test_a_tokenizers_own_template_reads_its_calls():
     ("template", "tools", "says"),
     [
         (FORGETS, [], "with reasoning and turns of the user: changes a turn"),
-        (FORGETS, [], "or environment.agent = FILE:CLASS has a class with `step` read"),
+        (FORGETS, [], "or environment.agent = 'classes' has a class with `step` read"),
         (FORGETS, TOOLS, "changes a turn"),
         (NEITHER, TOOLS, "turns of the user: refuses it: no more"),
         (BEGINS_OTHERWISE, [], "begins the assistant's turn differently when it is complete"),
