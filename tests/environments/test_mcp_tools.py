@@ -87,6 +87,23 @@ def test_a_server_that_fails_is_an_error_and_the_next_call_has_another(what, why
     asyncio.run(play())
 
 
+def test_a_server_has_the_variables_of_the_run(monkeypatch):
+    monkeypatch.setenv("A_KEY", "open sesame")
+    assert asyncio.run(asked(live(section()), "does", what="key")) == "open sesame"
+
+
+def test_a_call_that_is_given_up_while_the_server_starts_is_nothing_to_others():
+    async def play() -> None:
+        add, _ = mcp_tools.mcp_tools(SERVER, 60.0)
+        first, second = (asyncio.create_task(add(a=1, b=2)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == "3"
+
+    mcp_tools.mcp_tools(SERVER, 60.0)  # which runs a loop of its own
+    asyncio.run(play())
+
+
 def test_it_can_fail_the_response():
     environment = live(section(on_tool_error="fail"))
     with pytest.raises(CallFailed, match="tool does raised McpToolFailed: no such file"):

@@ -64,6 +64,7 @@ def test_a_dry_run_refuses_what_the_engine_does_not_run_and_names_another(
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, True),
         ({"model_type": "granitemoehybrid", "layer_types": ["full_attention"]}, False),
         ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "linear_attention"]}, True),
+        ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "full_attention"]}, False),
         ({"model_type": "qwen3_5", "text_config": {"layer_types": ["full_attention"]}}, False),
         ({"model_type": "qwen3_5", "text_config": {"layer_types": ["linear_attention"]}}, True),
     ],
