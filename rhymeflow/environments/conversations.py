@@ -134,8 +134,6 @@ class Conversations:
                     "leave it out",
                     param=name,
                 )
-        if call.stop:
-            raise BadRequest("stop: a turn ends with the model's own stop token only", param="stop")
         if not call.stop_token_ids <= self._special_ids:
             raise BadRequest("stop_token_ids: the model's own are the only ones")
         self._reader(bool(call.tools))

@@ -26,13 +26,12 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]  # all sampled tokens, the stop token included
     logprobs: list[float]
     pieces: list[str] = []  # the tokens' texts; needed if the call wants log-probabilities
-    content: str  # what the program reads: without calls, stop token and stop text
+    content: str  # what the program reads: without calls and stop token
     reasoning: str = ""  # reasoning that is no part of `content`
     calls: list[Call] = []
     """The calls that could be read, with arguments of the schema's types; text of others stays in
     `content`."""
     finish: Literal["stop", "length"]
-    stop: str | None = None  # the text of `ModelCall.stop` that ended the turn
 
 
 def message_of(call: ModelCall, turn: ModelTurn) -> Message:
@@ -181,12 +180,11 @@ def _message(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     for id, each in _call_ids(turn, "toolu"):
         arguments = json.loads(each.arguments)
         content.append({"type": "tool_use", "id": id, "name": each.name, "input": arguments})
-    reason = "stop_sequence" if turn.stop is not None else "end_turn"
-    reason = "tool_use" if turn.calls else reason
+    reason = "tool_use" if turn.calls else "end_turn"
     return {
         "id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": call.model,
         "content": content, "stop_reason": "max_tokens" if turn.finish == "length" else reason,
-        "stop_sequence": turn.stop,
+        "stop_sequence": None,
         "usage": {
             "input_tokens": len(turn.prompt_ids), "output_tokens": len(turn.tokens),
             "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,

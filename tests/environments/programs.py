@@ -113,6 +113,49 @@ async def misbehaves(base_url, row, seed):  # noqa: C901 - a table
                 raise ValueError(told)
 
 
+def ends(base_url, row):
+    """How a turn ended, in each dialect, as a whole and as a stream."""
+    about = {**ADD["function"]}
+    custom = {"name": "add", "input_schema": about["parameters"]}
+    chats = {"messages": [user("add")]}
+    asks = {
+        "/v1/chat/completions": ("max_tokens", chats | {"tools": [ADD]}),
+        "/v1/responses": ("max_output_tokens", {"input": "add", "tools": [about]}),
+        "/v1/messages": ("max_tokens", chats | {"tools": [custom]}),
+        "/inference/v1/generate": ("max_tokens", {"token_ids": [5, 6]}),
+    }
+    about["type"], found = "function", []
+    for path, (limit, body) in asks.items():
+        for stream in (False, True)[: 1 if "token_ids" in body else 2]:
+            for most in (90, 90, 2):
+                given = body | {limit: most} | ({"stream": True} if stream else {})
+                url = base_url.removesuffix("/v1") + path
+                request = urllib.request.Request(url, json.dumps(given).encode())
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    lines = answer.read().decode().replace("data: ", "\n").split("\n")
+                events = [json.loads(each) for each in lines if each.startswith("{")]
+                found.append(f"{path} {end_of(events)}")
+    if found != row["ends"]:
+        raise ValueError(f"{found}")
+
+
+def end_of(events):
+    """What is said of it: of the last event that says something."""
+    [*_, last] = filter(None, map(said_of, events))
+    return last
+
+
+def said_of(event):
+    for choice in event.get("choices", ()):
+        return choice["finish_reason"]
+    body = event.get("delta") or event.get("response") or event
+    if not isinstance(body, dict):
+        return None
+    if "stop_reason" in body:
+        return body["stop_reason"] and f"{body['stop_reason']} {body['stop_sequence']}"
+    return body.get("status") and f"{body['status']} {body['incomplete_details']}"
+
+
 def retries(base_url):
     """A client that loses patience, and asks again as OpenAI's does."""
     begin = [user("a")]

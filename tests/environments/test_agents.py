@@ -337,6 +337,22 @@ def test_a_stream_is_read_while_it_is_generated(playing):
 
 
 CALL = '<tool_call>{"name": "add"}</tool_call>'
+CUT = "incomplete {'reason': 'max_output_tokens'}"
+ENDS = {
+    "/v1/chat/completions": ["stop", "tool_calls", "length"] * 2,
+    "/v1/responses": ["completed None", "completed None", CUT] * 2,
+    "/v1/messages": ["end_turn None", "tool_use None", "max_tokens None"] * 2,
+    "/inference/v1/generate": ["stop", "stop", "length"],
+}
+
+
+def test_each_dialect_says_how_a_turn_ended(playing):
+    play = playing("ends", max_turns=30)
+    said = [f"{path} {how}" for path, hows in ENDS.items() for how in hows]
+    says = [f"4{END}", f"{CALL}{END}", "44"]
+    assert play.episode(lambda n: says[(n - 1) % 3], ends=said) is None
+
+
 SAID = ["a", "é", "€", "\ufffd", "<", "<tool_", CALL, CALL[:-1]]
 
 

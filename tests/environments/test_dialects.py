@@ -53,7 +53,7 @@ ADDS = turn("I add.", [("add", {"a": 2, "b": None}), ("add", {"a": 5})], reasoni
 def events(call, said):
     """A stream in which the first half of each text comes before all else."""
     nothing = {"tokens": [], "logprobs": [], "pieces": [], "content": "", "calls": []}
-    nothing |= {"reasoning": "", "finish": "stop", "stop": None}
+    nothing |= {"reasoning": "", "finish": "stop"}
     stream = STREAMS[call.dialect](call, [replace(each, **nothing) for each in said], created=3)
     parts = []
     for index, each in enumerate(said):
@@ -209,7 +209,6 @@ def test_three_dialects_ask_the_same():
         turn(""),
         turn("I add.", [("add", {"a": 2})]),
         turn("x", finish="length"),
-        turn("x", stop="y"),
     ],
 )
 @pytest.mark.parametrize(
@@ -258,7 +257,7 @@ def call_of(dialect, **more):
 
 def test_log_probabilities_and_two_answers_to_a_prompt():
     policy = Policy(turn("a"), turn("b", id="8"))
-    asked = {"model": "m", "messages": [USER], "n": 2, "logprobs": True, "stop": ["x", "y"]}
+    asked = {"model": "m", "messages": [USER], "n": 2, "logprobs": True}
     got = policy.openai().chat.completions.create(**asked)
     assert [each.message.content for each in got.choices] == ["a", "b"]
     assert [each.index for each in got.choices] == [0, 1]
@@ -266,7 +265,6 @@ def test_log_probabilities_and_two_answers_to_a_prompt():
     assert [(each.token, each.logprob) for each in tokens] == [("ab", -0.5), ("\ufffd", -1.25)]
     assert [each.bytes for each in tokens] == [[97, 98], None]
     assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (3, 4)
-    assert policy.calls[0].stop == ("x", "y")
     policy.turns = [turn("a"), turn("b", id="8")]
     parts = list(policy.openai().chat.completions.create(**asked, stream=True))
     said = [(each.index, each.delta.content) for part in parts for each in part.choices]
@@ -297,14 +295,6 @@ def test_text_comes_in_parts_and_log_probabilities_with_them():
     asked = {"model": "m", "messages": [USER], "max_tokens": 9}
     with policy.anthropic().messages.stream(**asked) as stream:
         assert list(stream.text_stream) == ["It i", "s 5."]
-
-
-def test_a_stop_text_is_named_to_anthropics_client():
-    policy = Policy(turn("a", stop="END"))
-    got = policy.anthropic().messages.create(
-        model="m", max_tokens=4, messages=[USER], stop_sequences=["END"]
-    )
-    assert (got.stop_reason, got.stop_sequence) == ("stop_sequence", "END")
 
 
 def test_tokens_in_tokens_out():
@@ -382,7 +372,9 @@ CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "f
             {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}, USER]},
             "messages[0]: reasoning_content and reasoning differ; send one of them",
         ),
-        ("chat", {"stop": ""}, "stop[0]: Expected `str` of length >= 1"),
+        ("chat", {"stop": "x"}, "stop = str 'x': a turn ends with the model's own stop token"),
+        ("messages", {"stop_sequences": ["x"]}, "stop_sequences = list ['x']: a turn ends with"),
+        ("tokens", {"sampling_params": {"stop": ["x"]}}, "stop = list ['x']: a turn ends with"),
         ("chat", {"max_tokens": 4, "max_completion_tokens": 5}, "another field says otherwise"),
         ("chat", {"messages": []}, "messages: should end with a message that is not the"),
         ("chat", {"messages": [USER, {"role": "assistant"}]}, "messages: should end with"),
