@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data.prompts import Message, Prompt
 from rhymeflow.data.text import TemplateError, TokenIds, Unwritable, left_to_begin, marks, rendered
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, nearest
 
 Tokenizer = Any  # a Hugging Face tokenizer
 
@@ -39,6 +40,7 @@ class PromptEncoder:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
         self._wraps = has_template if config.chat_template is None else bool(config.chat_template)
         variables = config.chat_template_kwargs
+        _check_variables(tokenizer.chat_template, variables)
         self._marks = marks(tokenizer, variables) if has_template else []
         self._left_to_begin = left_to_begin(tokenizer, variables) if has_template else ""
 
@@ -150,6 +152,19 @@ class PromptEncoder:
         if not isinstance(self._tools, dict):
             return self._tools
         return self._tools.get(prompt.columns.get("environment", "")) or None
+
+
+def _check_variables(template: Any, variables: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the template has no such variable, which would have no effect."""
+    texts = [*template.values()] if isinstance(template, dict) else [template or ""]
+    texts.append(str(variables.get("chat_template", "")))
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    for name in variables:
+        if name not in words | {"chat_template"}:
+            raise UserError(
+                f"data.chat_template_kwargs: the model's chat template has no variable {name!r}"
+                f"{nearest(name, words)}"
+            )
 
 
 def _check_complete(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:

@@ -98,6 +98,7 @@ def test_what_a_prompt_becomes(tok, prompt, fields, expected):
 DEAF = tokenizer(
     TEMPLATE.replace("[{{ m.role", "{% if m.role == 'system' %}{% continue %}{% endif %}[{{ m.role")
 )
+NO_VARIABLE = "data.chat_template_kwargs: the model's chat template has no variable"
 REFUSES = "the chat template refuses the prompt: "
 
 
@@ -106,6 +107,9 @@ REFUSES = "the chat template refuses the prompt: "
     [
         (BASE, "3", {"few_shot": SHOWN}, "data.few_shot: "),
         (BASE, "a", {"chat_template": True}, "data.chat_template: "),
+        (BASE, "a", {"chat_template_kwargs": {"thinks": False}}, f"{NO_VARIABLE} 'thinks'"),
+        (HAS_VARIABLE, "a", {"chat_template_kwargs": {"think": False}},
+         f"{NO_VARIABLE} 'think'; did you mean thinks?"),
         (BASE, "a", {"system_prompt": "b"}, "data.system_prompt: "),
         (BASE, "a", {"chat_template_kwargs": {"b": 1}}, "data.chat_template_kwargs: "),
         (CHAT, "a", {"system_prompt": "b", "chat_template": False}, "data.system_prompt: "),
