@@ -375,9 +375,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
         name = _KINDS[layer_kind]
         if name and not getattr(text_config, name, None):
             raise UserError(f"{kind} has {layer_kind}, but no {name} in its config.json")
-    for name in _REACHES:
-        if (reach := getattr(text_config, name, None)) and reach < 0:
-            raise UserError(f"{kind} has {name} = {reach} in its config.json; at least 1 is needed")
+    _check_reaches(kind, text_config)
     if getattr(text_config, "attn_temperature_tuning", None):  # Llama 4
         raise UserError(
             f"{kind} scales queries by their place in a row of sequences (attn_temperature_tuning "
@@ -390,6 +388,20 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
             f"{' and '.join(sorted(_CONVERTED))} are converted, other models need 16 or 32 bits"
         )
     families.check(source.name, hf_config.model_type)
+
+
+def _check_reaches(kind: str, text_config: PreTrainedConfig) -> None:
+    is_windowed = getattr(text_config, "use_sliding_window", None) is not False
+    for name in _REACHES:
+        if not (reach := getattr(text_config, name, None)):
+            continue
+        if reach < 0:
+            raise UserError(f"{kind} has {name} = {reach} in its config.json; at least 1 is needed")
+        if is_windowed and not hasattr(type(text_config)(), name):
+            raise UserError(
+                f"{kind} has {name} = {reach} in its config.json, which models of this type do not "
+                "use; take it out"
+            )
 
 
 _KINDS = {

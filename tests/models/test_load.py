@@ -140,6 +140,10 @@ SEVERAL = MusicgenConfig(
             MistralConfig(sliding_window=-1),
             "has sliding_window = -1 in its config.json; at least 1",
         ),
+        (
+            LlamaConfig(sliding_window=4096),
+            "has sliding_window = 4096 in its config.json, which models of this type do not use",
+        ),
         (Llama4TextConfig(), "scales queries by their place in a row"),
         (Llama4TextConfig(attention_chunk_size=None), "chunked_attention, but no attention_chunk"),
         (FalconConfig(), "are not supported, since none was compared"),
