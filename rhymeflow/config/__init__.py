@@ -212,6 +212,11 @@ class Config(Section):
                     f"data.{name}: has no effect with environment.agent, whose program writes the "
                     "messages"
                 )
+        if not (self.rollout.skip_special_tokens or self.reward.functions):
+            yield (
+                "rollout.skip_special_tokens: has no effect with environment.agent and without "
+                "reward.functions: its programs get text without special tokens"
+            )
         yield from self._verifiers_mistakes()
         not_yet = {
             "schedule.on_stuck = 'truncate'": self.schedule.on_stuck == "truncate",

@@ -97,7 +97,8 @@ class RolloutConfig(Section):
     """Sample among the k likeliest tokens; 0 is off."""
     skip_special_tokens: bool = True
     """Whether the text of responses that rewards and environments receive leaves out special
-    tokens. `false` keeps them, such as `<answer>` or the token that ends a response."""
+    tokens. `false` keeps them, such as `<answer>` or the token that ends a response; an agent's
+    programs never get them."""
     rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a group's responses that use the same sampling noise in every epoch. Far more of
     their tokens can be drafted from history. They are exact samples of weights that were not yet

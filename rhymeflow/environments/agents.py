@@ -453,13 +453,16 @@ class Agents:
         call = read(path, request.body)
         self._conversations.check(call)
         asking = self._conversations.asking(call, program.known)
-        limit = self._conversations.limit(call, asking, self._most(program))
-        if asking.num_prompt > program.room or limit < 1:
-            raise too_long(path, len(asking.ids), program.room + self._most(program))
-        most = self._config.environment.max_turns
-        if program.num_turns + call.n > most:
-            self._fail(program, f"made more calls than environment.max_turns = {most}")
-            raise BadRequest(f"there are {most} turns in an episode", status=429)
+        num_prompt, most = asking.num_prompt, self._most(program)
+        limit = self._conversations.limit(call, asking, most)
+        if num_prompt > program.room:
+            raise too_long(path, num_prompt, program.room)
+        if limit < 1:
+            raise too_long(path, len(asking.ids), num_prompt + most - 1)
+        turns = self._config.environment.max_turns
+        if program.num_turns + call.n > turns:
+            self._fail(program, f"made more calls than environment.max_turns = {turns}")
+            raise BadRequest(f"there are {turns} turns in an episode", status=429)
         numbers = range(program.num_turns, program.num_turns + call.n)
         growing = {number: self._conversations.growing(call) for number in numbers}
         stream = self._stream(call, asking, growing)

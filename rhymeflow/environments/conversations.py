@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -112,7 +113,7 @@ class Conversations:
     def __init__(self, config: Config, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
             raise UserError("environment.agent: the model's tokenizer has no chat template")
-        self._rollout, self._tokenizer = config.rollout, tokenizer
+        self._model, self._rollout, self._tokenizer = config.model, config.rollout, tokenizer
         self._variables = config.data.chat_template_kwargs
         # Prompts that are too long are refused in the words of the dialect.
         data = config.data.model_copy(update={"max_prompt_length": None})
@@ -124,6 +125,12 @@ class Conversations:
         self._readers: dict[bool, ChatRenderer] = {}
         self._renderers: dict[tuple[bool, bool], ChatRenderer | None] = {}
 
+    @cached_property
+    def _stop_ids(self) -> frozenset[int]:
+        from rhymeflow.models.load import configured_stop_token_ids  # loads torch
+
+        return configured_stop_token_ids(self._model, self._tokenizer)
+
     def check(self, call: ModelCall) -> None:
         """Raise `BadRequest` if a call asks for what is not done."""
         for name in ("temperature", "top_p", "top_k"):
@@ -134,7 +141,7 @@ class Conversations:
                     "leave it out",
                     param=name,
                 )
-        if not call.stop_token_ids <= self._special_ids:
+        if call.stop_token_ids and not call.stop_token_ids <= self._stop_ids:
             raise BadRequest("stop_token_ids: the model's own are the only ones")
         self._reader(bool(call.tools))
 

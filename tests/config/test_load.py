@@ -252,6 +252,7 @@ MISTAKES = {
     "an agent writes its prompts": ("environment: {agent: [a, b]}", {"data.system_prompt": "be good"}, ["data.system_prompt: has no effect with environment.agent"]),
     "an agent cannot be cut": ("environment: {agent: a b}", {"schedule.on_stuck": "truncate"}, ["schedule.on_stuck = 'truncate': not with environment.agent yet"]),
     "how long nothing takes": ("environment: {idle_timeout: 9}", {}, ["environment.idle_timeout: has no effect without environment.agent"]),
+    "special tokens for nobody": ("environment: {agent: a b}", {"reward.functions": "[]", "rollout.skip_special_tokens": "false"}, ["rollout.skip_special_tokens: has no effect with environment.agent and without reward.functions"]),
     "an agent alone in its group": ("environment: {agent: a b}", {"reward.functions": "[]", "rollout.num_generations": "1"}, ["rollout.num_generations = 1 leaves no group to compare with"]),
     "an agent's own limits": ("environment: {agent: a b, timeout: 9}", {}, ["environment.timeout: has no effect with this environment.agent (agent_timeout and idle_timeout limit it)"]),
     "an agent is tried once": ("environment: {agent: a b, retries: 3}", {}, ["environment.retries: has no effect with this environment.agent"]),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from rhymeflow.config import Config
 from rhymeflow.environments.agent_server import AgentServer
 from rhymeflow.environments.agents import Agents, AgentTask, check_program
 from rhymeflow.environments.conversations import Conversations
-from rhymeflow.environments.dialects import read
+from rhymeflow.environments.dialects import BadRequest, read
 from rhymeflow.environments.episode import Episode
 from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
@@ -454,7 +455,7 @@ def test_a_program_that_takes_too_long_is_given_up_though_the_policy_is_at_it(pl
     [
         ({"temperature": 0.5}, "the run samples with rollout.temperature = 1"),
         ({"stop": ["x"]}, "own stop token only"),
-        ({"messages": [{"role": "user", "content": "long " * 100}]}, "maximum context length is"),
+        ({"messages": [user("long " * 100)]}, "length is 100 tokens; the prompt has 519"),
         ({"seed": 3}, "run.seed"),
         ({"path": "/embeddings"}, "there is GET /v1/models, and POST to"),
     ],
@@ -464,6 +465,20 @@ def test_what_is_not_done_is_refused_by_name(playing, how, said):
     play = playing("misbehaves")
     told = play.episode(lambda n: f"x{END}", does="asks wrongly", how=how, said=said, room=100)
     assert told == "the agent of 3.1 ended without a call that the policy answered"
+
+
+def test_no_token_is_taken_for_a_stop_that_does_not_end_a_turn(monkeypatch):
+    loads = SimpleNamespace(configured_stop_token_ids=lambda *_: frozenset({5}))
+    monkeypatch.setitem(sys.modules, "rhymeflow.models.load", loads)
+    conversations = Conversations(Config(), CHAT)
+    for tokens in ([], [5], ids(CHAT, "<|im_start|>")):
+        asked = {"token_ids": [6], "stop_token_ids": tokens}
+        call = read("/inference/v1/generate", json.dumps(asked).encode())
+        if tokens in ([], [5]):
+            conversations.check(call)
+            continue
+        with pytest.raises(BadRequest, match="stop_token_ids: the model's own are the only ones"):
+            conversations.check(call)
 
 
 def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):
