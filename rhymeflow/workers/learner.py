@@ -21,6 +21,7 @@ from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.emulation import Pace, pace_of
+from rhymeflow.environments.template import settle
 from rhymeflow.errors import within
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
@@ -173,6 +174,8 @@ class LearnerProcess:
         """Make the learner, with the whole model or this rank's rows of it."""
         config, ranks = self.config, self.ranks
         tokenizer = load_tokenizer(config.model)
+        # A template that was given goes into checkpoints; a variant for training does not.
+        settle(tokenizer, config.data, has_turns=False)
         common = (tokenizer, config.learner, config.rollout, dtype, ranks)
         teacher: dict[str, Any] = {}
         if config.teacher_model is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import VersionPublished
@@ -17,6 +18,7 @@ from rhymeflow.workers import learner as learners
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
 from rhymeflow.workers.restore import samples, skipped_in_a_row
+from tests.runtime.tiny import save_model
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,16 @@ def test_a_node_without_the_place_of_checkpoints_says_so_before_it_loads(
         monkeypatch.setattr(learners, "store_reader", lambda *_: reader)
         with closing(reader), pytest.raises((UserError, StorageError), match=said):
             LearnerProcess(None, config, tmp_path / "gone")
+
+
+def test_the_template_that_was_given_goes_into_checkpoints(tmp_path):
+    model, file = save_model(tmp_path / "model"), tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    config = Config(model={"name": str(model)}, data={"chat_template": str(file)})
+    process = LearnerProcess.__new__(LearnerProcess)
+    process.config = config
+    learner = process._load(torch.device("cpu"), torch.float32)
+    assert learner.snapshot()._tokenizer.chat_template == file.read_text()
 
 
 def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
