@@ -31,8 +31,8 @@ NOT_COMPUTED = (
     "index_",  # of sparse layers, which are refused
 )
 """In names of fields that no forward pass in eval mode reads, and of lengths and depths."""
-REFUSED = {"use_bidirectional_attention"}
-"""Those whose change the proof, or the attention, refuses."""
+REFUSED = {"use_bidirectional_attention", "multi_query", "qk_head_dim"}
+"""Those whose change the proof, or the attention, refuses; the last contradict other fields."""
 ROPES = {
     "rope partial": {"rope_type": "default", "partial_rotary_factor": 0.5},
     "rope linear": {"rope_type": "linear", "factor": 2.0},
