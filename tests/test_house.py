@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_308, "cluster.py": 265, "config": 2_752, "core": 3_743,
-    "cpu": 1_022, "dashboard": 1_668, "data": 1_541, "doctor.py": 191, "emulation.py": 255,
+    "calibration.py": 441, "cli": 1_308, "cluster.py": 265, "config": 2_758, "core": 3_743,
+    "cpu": 1_022, "dashboard": 1_668, "data": 1_556, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_130,
-    "environments": 4_301, "evaluation": 349, "export": 707, "histospec": 1_997, "learner": 4_262,
-    "memory.py": 438, "models": 2_403, "observe": 3_401, "placement.py": 140, "pool.py": 542,
+    "environments": 4_332, "evaluation": 349, "export": 707, "histospec": 1_997, "learner": 4_262,
+    "memory.py": 438, "models": 2_415, "observe": 3_401, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_469, "sandbox": 404,
     "sft": 485, "sim": 3_145,
     "store": 2_593, "suites": 345, "trainer": 1_012, "trl": 1_149, "utils": 1_387, "weights": 1_825,
-    "workers": 2_327,
+    "workers": 2_330,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_215, "tests": 44_596, "benchmarks": 8_573}
+TOTALS = {"rhymeflow": 58_282, "tests": 44_745, "benchmarks": 8_573}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
