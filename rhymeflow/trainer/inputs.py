@@ -116,7 +116,7 @@ class Inputs:
         and has it already.
 
         Raises:
-            UserError: the resumed run began with other rows.
+            UserError: the resumed run began with other rows, another teacher or reward model.
         """
         folder = folder or self.folder
         rows = {folder / name: data for name, data in self._files.items() if name != OBJECTS}
@@ -126,6 +126,12 @@ class Inputs:
                     f"Trainer: {path} has other rows than the dataset that is given; a run resumes "
                     "with the dataset that it began with"
                 )
+        for name, part in self._models if begun else ():
+            if name != "model" and hasattr(part, "state_dict") and _is_other(part, folder / name):
+                raise UserError(
+                    f"Trainer: {folder / name} has other weights than the {name} that is given; a "
+                    "run resumes with the one that it began with"
+                )
         if self._models or self._files:
             folder.mkdir(parents=True, exist_ok=True)
         if not begun:
@@ -133,6 +139,20 @@ class Inputs:
                 part.save_pretrained(folder / name)
         for name, data in self._files.items():
             (folder / name).write_bytes(data)
+
+
+def _is_other(model: Any, directory: Path) -> bool:
+    """Whether a saved model has other weights."""
+    import torch
+    from safetensors import safe_open
+
+    own = model.state_dict()
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in own.keys() & {*file.keys()}:
+                if not torch.equal(file.get_tensor(name).to(own[name]), own[name]):
+                    return True
+    return False
 
 
 def _free_name(title: str, taken: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import peft
 import pytest
+import torch
 import trl.rewards
 from transformers import AutoModelForCausalLM
 
@@ -252,6 +253,11 @@ def test_a_teacher_may_be_an_object(tmp_path):
     assert folder == str(tmp_path / "out" / "inputs" / "teacher")
     trainer._inputs.write()
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(os.listdir(folder))
+    trainer._inputs.write(begun=True)
+    with torch.no_grad():
+        next(teacher.parameters())[0, 0] += 1.0
+    said = refusal(trainer._inputs.write, begun=True)
+    assert f"{folder} has other weights than the teacher that is given; a run resumes with" in said
 
 
 @pytest.mark.parametrize(
