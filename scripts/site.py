@@ -125,7 +125,7 @@ def configuration() -> str:
         "# Configuration, field by field",
         "Every field is an option of the command line (`--learner.beta 0.01`), an entry of a "
         "YAML file, and a name in `Trainer`'s `config`. `rhymeflow train --help=all` prints the "
-        "same.",
+        "same. `None` is `null` in YAML and on the command line.",
     ]
     for name, heading, entries in fields.sections():
         summary = " ".join(" ".join(heading).split()).partition(": ")[2]
