@@ -142,7 +142,7 @@ class Trainer:
 
         A second call starts a new run from the trained model, in a directory beside the first.
         `resume_from_checkpoint` resumes the run in `run.output_dir` under this configuration, as
-        `rhymeflow resume` does; the path of a checkpoint means its run.
+        `rhymeflow resume` does; the path of its newest checkpoint means the run.
 
         Nothing is written before this call, and a `UserError` before the first step leaves no run
         directory. Of several trainers with one `run.output_dir` only the first to train gets it.
@@ -181,6 +181,13 @@ class Trainer:
                 raise UserError(
                     f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not in the "
                     f"run directory {self.run_dir}"
+                )
+            *older, newest = [*paths_of(self.run_dir).values()] or [named]
+            if named in [each.resolve() for each in older]:
+                raise UserError(
+                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: the run goes "
+                    f"on from its end, after {newest.name}; to go back, begin a new run with this "
+                    "checkpoint as its model"
                 )
         change = partial(with_values, changes=self.config)
         return self._watched(partial(resume, self.run_dir, change, begin=self._begin_resumed))

@@ -365,6 +365,12 @@ def test_a_run_goes_on_with_its_own_rows_only(tmp_path):
     assert "other rows than the dataset that is given" in message
     elsewhere = str(tmp_path / "other" / "checkpoint-3")
     assert "is not in the run directory" in refusal(first.train, resume_from_checkpoint=elsewhere)
+    older, newest = (first.run_dir / "checkpoints" / name for name in ("step-2", "step-10"))
+    for each in (older, newest):
+        each.mkdir(parents=True)
+    said = refusal(first.train, resume_from_checkpoint=str(older))
+    assert "the run goes on from its end, after step-10; to go back, begin a new run" in said
+    assert "after step-10" not in refusal(first.train, resume_from_checkpoint=str(newest))
 
 
 def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path):
