@@ -24,7 +24,7 @@ from rhymeflow.data.prompts import Prompt, told
 from rhymeflow.engine.vllm.installed import ADAPTER_RANKS, check_installed
 from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError, within
-from rhymeflow.models.adapter_files import ALL_LINEAR, adapter_for, check_trained
+from rhymeflow.models.adapter_files import ALL_LINEAR, adapter_for, check_trained, lost_dropout
 from rhymeflow.models.source import check_files, other_base
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
@@ -192,7 +192,7 @@ def everything(config: Config) -> Checked:
         first = sources[name][1][0]
         rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
     notes += [unseen_tokens(config, tokenizer), other_base(config.model), walls_note(config)]
-    notes.append(config.learner.bounds_without_effect)
+    notes += [lost_dropout(config.model), config.learner.bounds_without_effect]
     said = list(dict.fromkeys(filter(None, notes)))
     return Checked(tokenizer, prompts, suites, max(lengths), rewards, said)
 

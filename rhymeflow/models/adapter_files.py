@@ -106,6 +106,17 @@ def named_base(directory: Path, where: str) -> str | None:
     return str(name) if name else None
 
 
+def lost_dropout(config: ModelConfig) -> str | None:
+    """Return a sentence if the adapter to start from was trained with dropout, None if not."""
+    if config.lora.adapter is None:
+        return None
+    fields = _fields(Path(config.lora.adapter).expanduser(), "model.lora.adapter")
+    if not (rate := fields.get("lora_dropout")):
+        return None
+    where = f"model.lora.adapter = {config.lora.adapter!r}"
+    return f"{where}: its lora_dropout = {rate} is not continued: there is no dropout in training"
+
+
 def read(directory: Path, where: str) -> Adapter:
     """Read an adapter's configuration. Raises `UserError` as `adapter_for` does."""
     fields = _fields(directory, where)

@@ -24,6 +24,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
+from rhymeflow.models.adapter_files import lost_dropout
 from rhymeflow.models.source import other_base
 from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
@@ -164,7 +165,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             notes.append(check_calls(config, tokenizer, suite.prompts, tools.get(name)))
         started.result()
     notes += [tokenizers.unseen_tokens(config, tokenizer), other_base(config.model)]
-    notes.append(config.learner.bounds_without_effect)
+    notes += [lost_dropout(config.model), config.learner.bounds_without_effect]
     for note in dict.fromkeys(filter(None, notes)):
         reporter.warn(note)
     if walls := check.walls_note(config):

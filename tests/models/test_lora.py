@@ -15,7 +15,7 @@ from rhymeflow.config import Config, LoraConfig, ModelConfig
 from rhymeflow.engine.native import body
 from rhymeflow.engine.vllm.supported import check_adapted, check_supported
 from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for, adapter_of
+from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for, adapter_of, lost_dropout
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.frozen_base import PARTS, FrozenBase
 from rhymeflow.models.load import load_model
@@ -327,6 +327,13 @@ def test_an_adapter_knows_its_model(tmp_path, monkeypatch):
     load_policy(ModelConfig(name=directory), dtype=torch.float32, device=CPU)
     assert other_base(configured(tmp_path / "base", adapter=directory)) is None
     assert other_base(configured(tmp_path / "base", rank=4)) is None
+    assert lost_dropout(configured(tmp_path / "base", adapter=directory)) is None
+    file = tmp_path / "adapter" / CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.05}))
+    said = lost_dropout(configured(tmp_path / "base", adapter=directory))
+    assert said.endswith(
+        "its lora_dropout = 0.05 is not continued: there is no dropout in training"
+    )
     said = other_base(configured(tmp_path / "other", adapter=directory))
     assert said.endswith(
         f"was trained on '{tmp_path}/base', and is put on model.name = '{tmp_path}/other'"
