@@ -211,6 +211,7 @@ def with_x(value: Any) -> dict[str, Any]:
         ({"train_dataset": [{"prompt": "a"}], "eval_dataset": []}, "eval_dataset is empty"),
         ({"eval_dataset": {"none": []}}, "eval-none_dataset is empty"),
         ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: column"),
+        ({"config": {"max_turns": 3}}, "Trainer: environment.max_turns: has no effect without"),
         ({"config": {"learning_rte": 1}}, "did you mean learner.learning_rate"),
         ({"config": 3}, "config is a int; give a rhymeflow.Config or a mapping"),
         (with_x("\ud83d"), "train_dataset, row 1: column 'x': holds half of a surrogate pair"),
