@@ -120,7 +120,7 @@ class Generator:
         self._engine.submit(request)
         decode = partial(
             self._tokenizer.decode,
-            skip_special_tokens=True,
+            skip_special_tokens=self._config.rollout.skip_special_tokens,
             clean_up_tokenization_spaces=False,  # it would remove blanks that were returned
         )
         stream = TextStream(decode)

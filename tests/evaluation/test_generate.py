@@ -71,9 +71,17 @@ def test_what_is_printed_is_what_the_engine_generates(capsys, monkeypatch):
     config = configuration(model__name="recipe:demo", **fields)
     tokens = by_the_engine(config, PROMPT)
     assert len(tokens) > 8
-    text = load_tokenizer(config.model).decode(tokens, skip_special_tokens=True)
+    decode = load_tokenizer(config.model).decode
+    text = decode(tokens, skip_special_tokens=True)
     assert cli.main(["generate", "recipe:demo", PROMPT, *options]) == 0
     assert capsys.readouterr().out == f"{text}\n"
+    kept, longer = "--rollout.skip_special_tokens=false", {"rollout__max_completion_length": 60}
+    every = decode(
+        by_the_engine(configuration(model__name="recipe:demo", **fields | longer), PROMPT)
+    )
+    assert cli.main(["generate", "recipe:demo", PROMPT, *options, "--max-tokens=60", kept]) == 0
+    assert capsys.readouterr().out == f"{every}\n"
+    assert every.endswith(">")
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
     assert cli.main(["generate", "recipe:demo", *options]) == 0
     assert capsys.readouterr().out == f"{text}\n"
