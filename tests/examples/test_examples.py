@@ -43,13 +43,7 @@ def test_the_plain_loop_equals_the_reference_response_by_response_and_loss_by_lo
             assert getattr(step, name) == pytest.approx(reference[name], rel=1e-3, abs=1e-5)
 
 
-# -- trainer.py -----------------------------------------------------------------------------------
-
-
-def test_the_readme_shows_the_trainer_example():
-    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    assert shown == (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
-    assert len([line for line in shown.splitlines() if line.strip()]) <= 20
+# -- trainer.py, and the README's six lines -------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -60,6 +54,16 @@ def test_the_trainer_example_runs(run_script, tmp_path):
     assert len({text, short, shorter}) == 3, "both were shortened"
     (tmp_path / "trainer.py").write_text(shorter, encoding="utf-8")
     assert " -> " in run_script(tmp_path / "trainer.py").splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_readme_trains_with_six_lines_of_python(run_script, tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    assert len([line for line in text.splitlines() if line.strip()]) == 6
+    short = text.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2')
+    assert short != text
+    (tmp_path / "six.py").write_text(short, encoding="utf-8")
+    assert "0 lost, 0 twice" in run_script(tmp_path / "six.py").splitlines()[-1]
 
 
 # -- custom_strategy.py ---------------------------------------------------------------------------
