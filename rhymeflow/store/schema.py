@@ -28,6 +28,9 @@ PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
 """Selects the newest published version."""
 
+GIVEN = "IIF(components != json_object(), reward, NULL)"
+"""The reward of a row of `trajectories`; NULL until there is one, and of a run without rewards."""
+
 LOCK = "writer.lock"
 """File that the controller locks and writes its name to. The lock ends with the process."""
 
@@ -54,7 +57,7 @@ LOCK = "writer.lock"
 # responses: Every response to a training prompt that has stored tokens. Members that a consumed
 #     group did not need count as aborted.
 # evaluations: Rewarded answers of completed evaluations. No other view has answers to suites.
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
     time REAL NOT NULL, started TEXT NOT NULL, config TEXT NOT NULL);
@@ -89,7 +92,7 @@ CREATE VIEW spans AS
     WHERE steps > 0;
 CREATE VIEW responses AS
     SELECT group_id, member, s.length, s.first_version, t.reason,
-        IIF(t.components != json_object(), t.reward, NULL) AS reward, t.trained,
+        {GIVEN} AS reward, t.trained,
         CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
             ELSE g.ending END AS ending
     FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
@@ -115,8 +118,6 @@ CREATE VIEW first_routes AS
     SELECT group_id, member, MIN(seq) AS seq, time, instance, version AS v_traj
     FROM routes GROUP BY group_id, member;
 """
-GIVEN = "IIF(components != json_object(), reward, NULL)"
-"""The reward of a row of `trajectories`; NULL until there is one, and of a run without rewards."""
 CHANGES_KEYS: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
     "groups": ("group_id",),
