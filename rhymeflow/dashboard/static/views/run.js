@@ -85,7 +85,7 @@ function described(run) {
 
 function heldOut(run) {
   const [first, best, last] = run.held_out;
-  if (!last) return stat("Held-out reward", value("–"), "not evaluated yet", { "data-fact": "held_out" });
+  if (!last) return stat("Held-out reward", value("–"), isOver(run) ? "not evaluated" : "not evaluated yet", { "data-fact": "held_out" });
   const [step, mean, error] = last;
   const by = mean - first[1];
   const change = step === first[0] ? `at step ${step}` : by === 0 ? `unchanged since step ${first[0]}` : [
