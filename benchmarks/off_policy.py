@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,9 +121,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     runs = harness.lines(RUNS, Run)
     known = {(each.side, each.seed) for each in runs}
     pairs = [(side, seed) for seed in range(args.seeds) for side in SIDES]
-    missing = [(*pair, args.scale) for pair in pairs if pair not in known]
-    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(measured, *zip(*missing, strict=True)) if missing else ():
+    missing = [pair for pair in pairs if pair not in known]
+    with multiprocessing.get_context("spawn").Pool(AT_ONCE) as pool:
+        for found in pool.imap(partial(measured, args.scale), missing):
             runs.append(found)
             if args.record:
                 harness.add_line(RUNS, found)
@@ -132,7 +132,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return harness.report("off_policy", table(runs), [], args, notes())
 
 
-def measured(side: Side, seed: int, scale: float) -> Run:
+def measured(scale: float, which: tuple[Side, int]) -> Run:
+    side, seed = which
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         run_dir = Path(folder) / "run"
         fields = {
