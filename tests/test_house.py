@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_322, "tests": 44_777, "benchmarks": 8_573}
+TOTALS = {"rhymeflow": 58_322, "tests": 44_777, "benchmarks": 8_574}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
