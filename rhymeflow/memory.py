@@ -180,17 +180,18 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
 def layer_bytes(model: ModelSize) -> int:
     """Return the bytes that one layer keeps per token for its backward pass.
 
-    A norm keeps its input in float32, the normalised input, and its output; each linear layer its
-    input; attention its queries, keys, values and output, on GPUs also as put back into the row;
-    the MLP its gate before and after the activation, the other factor, and the product; experts,
-    for each that the token uses, the token as it came and as it leaves, and all their
-    probabilities. Attention is FlashAttention or as frugal.
+    A norm keeps its input in float32, the normalised input if its weight is trained, and its
+    output; each linear layer its input; attention its queries, keys, values and output, on GPUs
+    also as put back into the row; the MLP its gate before and after the activation, the other
+    factor, and the product; experts, for each that the token uses, the token as it came and as it
+    leaves, and all their probabilities. Attention is FlashAttention or as frugal.
     """
     size, queries = model.bytes_per_value, model.num_heads * model.head_size
     keys = model.num_kv_heads * model.head_size
-    norms = 2 * model.hidden_size * (MASTER + 2 * size)
+    of_weight = 0 if model.num_adapter else size
+    norms = 2 * model.hidden_size * (MASTER + of_weight + size)
     if model.normalises_heads:
-        norms += (queries + keys) * (MASTER + size)
+        norms += (queries + keys) * (MASTER + of_weight)
     attention = size * (2 * (queries + keys) + (0 if model.device == "cpu" else queries))
     routed = size * 2 * model.experts_per_token * model.hidden_size + MASTER * model.num_experts
     routed += size * model.narrow // model.num_layers

@@ -15,7 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention import flex_attention as flex
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 from transformers.initialization import no_init_weights
 
 from rhymeflow import memory
@@ -29,7 +35,9 @@ from rhymeflow.learner.policy import Shards
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import load
+from rhymeflow.models.adapter_files import adapter_of
 from rhymeflow.models.attention import NAME, Weighing
+from rhymeflow.models.lora import attach
 from tests.gpu_paths.simcuda import tensors_in
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -38,6 +46,10 @@ TOKENS = 8192
 QWEN25_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
     "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+}  # fmt: skip
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -61,6 +73,8 @@ def shapes_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def config_of(name: str) -> PreTrainedConfig:
     if name == "Qwen2.5-7B":
         return Qwen2Config(**QWEN25_7B)
+    if name == "SmolLM2-135M":
+        return LlamaConfig(**SMOLLM2)
     return load.architecture(ModelConfig(name=f"Qwen/{name}"))
 
 
@@ -200,6 +214,35 @@ def test_the_plan_has_the_memory_of_a_rank_of_eight(
     parts = memory.of_rank(config, size, TOKENS // 2)
     assert any(f"of {TOKENS:,} tokens" in each.what for each in parts)
     assert memory.total(parts) == pytest.approx(found, rel=0.15)
+
+
+def memory_of_adapted_step(name: str, num_layers: int, config: Config) -> int:
+    """Of the second step: the first makes the moments."""
+    model = model_of(name, num_layers)
+    attach(model, adapter_of(config.model.lora))
+    optimizer = Optimizer(model, config.learner, torch.bfloat16)
+    scorer, row = scorer_of(model, config), row_of(TOKENS)
+    for _ in range(2):
+        kept = [*model.parameters(), *(rows for _, _, rows in optimizer.state())]
+        with Peak(kept) as peak:
+            scorer.backward(row, lambda logprob_C, _: logprob_C.sum())
+            optimizer.step(1e-5)
+    return peak.most + sum(each.nbytes for each in kept)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Qwen3-8B"])
+def test_the_plan_has_the_memory_of_a_step_with_an_adapter(name: str, recomputes: bool) -> None:
+    given = {"gradient_checkpointing": recomputes, "window": "off", "max_grad_norm": None}
+    given |= {"max_tokens_per_microbatch": TOKENS, "model.lora.rank": 16}
+    config = build_config(given, where="test")
+    few, more = (memory_of_adapted_step(name, num_layers, config) for num_layers in (2, 3))
+    of_model = memory.model_of(config_of(name), torch.bfloat16, "cuda")
+    size = memory.with_adapter(of_model, config_of(name), config)
+    found = few + (size.num_layers - 2) * (more - few)
+    prompt = TOKENS - config.rollout.max_completion_length
+    parts = [*memory.of_optimizer(config, size), *memory.of_rank(config, size, prompt)]
+    assert memory.total(parts) == pytest.approx(found, rel=0.07)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 8])
