@@ -137,6 +137,16 @@ def perform(ranks: Ranks, options: dict, script: list[tuple]) -> tuple[list[dict
     return rows, whole_weights(learner)
 
 
+def each(ranks: Ranks, given: list[dict]) -> list[tuple[dict, dict]]:
+    """Metrics and weights of a step of two minibatches with each of these options."""
+    small = {"max_tokens_per_microbatch": 33, "num_minibatches": 2, "adam_epsilon": 1e-3}
+    found = []
+    for options in given:
+        (row,), weights = perform(ranks, small | options, [("train", 0)])
+        found.append((row, weights))
+    return found
+
+
 def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
     learner = a_learner(ranks)
     before = whole_weights(learner)

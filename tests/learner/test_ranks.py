@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.config import LoraConfig, ModelConfig
+from rhymeflow.config.algorithms import ALGORITHMS
 from rhymeflow.learner.ranks import ALONE
 from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, save_adapter, versioned
 from tests.learner import rank_jobs
@@ -71,6 +72,35 @@ CASES = {
     "adapter": (MUCH | {"lora": 4}, steps(0, 2)),
     "bfloat16": ({"dtype": torch.bfloat16}, steps(0, 4)),
 }
+
+
+CORRECTIONS = [
+    {"off_policy_correction": how, "off_policy_level": level, "importance_sampling_floor": 0.1}
+    for how in ("tis", "decoupled")
+    for level in ("token", "sequence", "geometric_mean")
+] + [
+    {"off_policy_correction": "none"},
+    {"off_policy_correction": "proximal", "delta": 1.5},
+    {"dual_clip": 3.0, "advantage": "best_of_group"},
+    {"advantage": "length_weighted", "scale_rewards": "batch"},
+    {"off_policy_masks": {"token_k2": 1.0, "seq_mean_k3": 0.9, "veto": 1e-4}},
+    {"off_policy_mask_threshold": 0.1},
+    {"overlong_buffer": 8, "reward_clip": 0.8, "advantage_clip": 1.0},
+    {"beta": 0.1, "kl_in": "reward"},
+]
+
+
+def test_every_algorithm_and_correction_on_two_ranks_is_that_of_one():
+    """Groups are cut over ranks, and rows over micro-batches, two of them before the step."""
+    given = [{"algorithm": name} for name in ALGORITHMS] + CORRECTIONS
+    expected = rank_jobs.each(ALONE, given)
+    found, _ = on_ranks(2, rank_jobs.each, given)
+    for options, (row, weights), (other, once) in zip(given, found, expected, strict=True):
+        try:
+            same_rows([row], [other], 1e-4)
+            same(weights, once, 1e-5)
+        except AssertionError as error:
+            raise AssertionError(options) from error
 
 
 @pytest.mark.parametrize("case", CASES)
