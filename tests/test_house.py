@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_323, "tests": 44_820, "benchmarks": 8_574}
+TOTALS = {"rhymeflow": 58_323, "tests": 44_860, "benchmarks": 8_574}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
