@@ -41,6 +41,11 @@ class Listed(NamedTuple):
     places: np.ndarray  # index of each changed unit in its block, [n] uint16
     values: np.ndarray  # new value of each changed unit, [n] uint16
 
+    def between(self, low: int, high: int) -> Listed:
+        """Return those of the blocks from `low` to below `high`."""
+        begin, end = (int(self.counts[:block].sum()) for block in (low, max(low, high)))
+        return Listed(self.counts[low:high], self.places[begin:end], self.values[begin:end])
+
 
 class Difference(NamedTuple):
     """How a tensor differs from its last version."""

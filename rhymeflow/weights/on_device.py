@@ -113,8 +113,14 @@ def put_on_device(
 ) -> Tensor:
     """Apply changes, of a part that begins at byte `first` of the tensor, to the slab, whose
     numbers are `rows`, [runs, numbers]; return what that adds to the digest. Unless the slab is the
-    whole tensor, changes of other numbers are left out, for which the host waits."""
+    whole tensor, changes of other numbers are left out, for which the host waits; those of other
+    blocks are not brought to the device."""
     units_RL, device = rows.view(torch.int16), rows.device
+    if not is_whole:
+        end = slab.start + slab.stride * (slab.runs - 1) + slab.length
+        low, high = (max(0, each - first) // 2 for each in (slab.start, end))
+        listed = listed.between(low // BLOCK, -(-high // BLOCK))
+        first += low // BLOCK * BLOCK * 2
     counts, places, values = (staging.brought(each) for each in listed)
     starts = torch.arange(len(listed.counts), device=device) * BLOCK
     counts_B = counts.view(torch.int32).long()

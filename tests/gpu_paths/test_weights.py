@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rhymeflow.learner.ranks import Ranks
-from rhymeflow.weights import on_device
-from rhymeflow.weights.install import Installation
-from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights import install, on_device
+from rhymeflow.weights.install import Installation, SlabPlace
+from rhymeflow.weights.manifest import manifest_of, slab_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.weights.made_up import bits, checksum_of
 
@@ -92,5 +92,46 @@ def test_a_rank_copies_its_rows(sim):
         sim.reset()
         store.publish(0, rows)
         assert sim.bytes["to host", "pinned"] == sizes(rows) <= sizes(tensors) / 4 + 64
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_process_of_four_takes_its_quarter(rank, sim, monkeypatch):
+    """Rows of one tensor, columns of another, a copy of the third; of changes, its blocks' only."""
+    hashed, taken = [], {"embed": (0, 500 * rank, 500), "layer": (1, 194 * rank, 194)}
+    tensors = made_up(0) | {"embed": torch.zeros(2000, 600).bfloat16()}
+    tensors["layer"] = tensors["layer"][:, :776].clone()
+    store = SharedMemoryWeightStore(manifest_of(tensors), keep=2)
+    parts = {name: each.narrow(*taken.get(name, (0, 0, 33))) for name, each in tensors.items()}
+    into = {
+        name: torch.empty(each.shape, dtype=each.dtype).to("cuda") for name, each in parts.items()
+    }
+
+    def places(spec):
+        return [SlabPlace(spec, slab_of(spec, *taken.get(spec.name, (0, 0, 33))), into[spec.name])]
+
+    hash_of = install.hash_of
+    monkeypatch.setattr(
+        install,
+        "hash_of",
+        lambda tensor, slab: hashed.append(tensor.nbytes) or hash_of(tensor, slab),
+    )
+    try:
+        store.publish(0, tensors)
+        reader, installed = store.handle.open(), Installation(places)
+        sim.reset()
+        installed.pull_part(reader, 0)
+        assert sum(hashed) == sizes(parts) == sim.bytes["to device", "pinned"]
+        assert sim.num_bytes("to device") - sizes(parts) < 2 * SMALL  # with tables for each size
+        assert bits(on("cpu", into)) == bits({n: each.clone() for n, each in parts.items()})
+
+        tensors["embed"].view(-1)[::10] += 1
+        store.publish(1, tensors)
+        sim.reset()
+        assert installed.pull_part(reader, 1).weights.version == 1
+        counts = 4 * (tensors["embed"].numel() // 2**16 + 1)
+        assert sim.bytes["to device", "pinned"] <= 4 * (300_000 + 2 * 2**16) / 10 + counts
+        assert bits(on("cpu", into)) == bits({n: each.clone() for n, each in parts.items()})
     finally:
         store.close()
