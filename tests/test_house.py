@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 439, "models": 2_426, "observe": 3_401, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_470, "sandbox": 404,
     "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_387, "weights": 1_825,
+    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_387, "weights": 1_836,
     "workers": 2_330,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 547  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_323, "tests": 44_860, "benchmarks": 8_574}
+TOTALS = {"rhymeflow": 58_334, "tests": 44_901, "benchmarks": 8_574}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
