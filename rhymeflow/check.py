@@ -98,7 +98,14 @@ def check_adapter(config: Config) -> None:
     if config.learner.is_used:
         check_trained(model)
     adapter = adapter_for(model)
-    if adapter is None or config.rollout.engine != "vllm":
+    if adapter is None:
+        return
+    if adapter.modules_to_save and config.learner.is_used and config.learner.needs_start:
+        raise UserError(
+            f"learner.beta > 0 or teacher start: not with {adapter.modules_to_save[0]!r}, which "
+            "model.lora trains whole (modules_to_save): what it was at the start is not kept"
+        )
+    if config.rollout.engine != "vllm":
         return
     if adapter.modules_to_save:
         raise UserError(

@@ -317,7 +317,9 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         if learner.has_critic:
             num_bytes = model.num_of_critic * model.bytes_per_value
             parts.append(MemoryPart(f"critic's weights ({model.name_of_dtype})", num_bytes))
-    if learner.needs_start and not model.num_adapter:
+    if learner.needs_start and config.model.lora.adapter is not None:
+        parts.append(MemoryPart("reference: the adapter at the start", model.version))
+    elif learner.needs_start and not model.num_adapter:
         sharded = model.num_parameters * MASTER / learner.num_ranks
         size = sharded if learner.num_ranks > 1 else model.weights
         parts.append(MemoryPart("reference model", size))

@@ -310,17 +310,6 @@ class Config(Section):
             return
         if learner.has_critic:
             yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
-        if lora.adapter is not None and learner.distillation.teacher == "start":
-            yield (
-                "learner.distillation.teacher = 'start': not with model.lora.adapter, with which "
-                "the run starts: the teacher would be the model without it; name the adapter's "
-                "directory as the teacher"
-            )
-        if lora.modules_to_save and learner.needs_start:
-            yield (
-                "model.lora.modules_to_save: not with learner.beta > 0 or teacher start, which are "
-                "this model without the adapter: of these modules it has the trained values only"
-            )
 
     def _distillation_mistakes(self) -> Iterator[str]:
         distillation, rollout = self.learner.distillation, self.rollout

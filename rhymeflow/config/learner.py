@@ -234,7 +234,7 @@ class LearnerConfig(Section):
     """`sigmoid`: its steepness elsewhere."""
     beta: NonNegativeFloat = 0.0
     """Weight of the KL divergence from the reference, the model that the run started from, with
-    `model.lora` without its adapter; 0 keeps no reference."""
+    `model.lora.adapter` with that adapter; 0 keeps no reference."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where that KL term is: in each token's `loss`, or in the `reward`, from which its sum over
     the response, under the policy before the step, is subtracted."""

@@ -54,7 +54,7 @@ from rhymeflow.learner.teacher import ModelTeacher, ServedTeacher
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.families import carries_state
 from rhymeflow.models.frozen_base import FrozenBase
-from rhymeflow.models.lora import adapter_in, call_without_adapter
+from rhymeflow.models.lora import adapter_in, call_at_start, keep_start
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import Manifest
@@ -82,7 +82,8 @@ class Learner:
     `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
     `read`, given if `model` has no values yet, returns rows of a parameter by its name. `reference`
     is the model of the KL term, if `learner.beta` > 0, and the teacher `start`; None: a copy of
-    `model`, or if that has an adapter, which alone is then trained, `model` without it. `critic` is
+    `model`, or if that has an adapter, which alone is then trained, of the adapter's values, if
+    they are from files, and `model` without it, if it is new. `critic` is
     what the critic is made of, if there is one; None: a copy of `model`. `teacher` is the model of
     `learner.distillation`, if ranks load one, with its `read_teacher`. A response must fit into one
     rank's memory.
@@ -135,14 +136,16 @@ class Learner:
             how = compute_dtype, ranks, read, self.charged
             self._critic = Critic(given, learner, rollout, *how)
         freeze(model, learner.frozen_parameters)
+        if learner.needs_start:
+            keep_start(model, compute_dtype, self._device)
         policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
         self._policy = counted(model, policy_shards)
         self._base = None if adapter_in(model) is None else FrozenBase(model, ranks)
         self._reference: TokenScorer | None = None
         if learner.needs_start and self._base is not None:
-            off = partial(call_without_adapter, model, self._policy.forward)
-            self._reference = replace(self._policy, forward=off)
+            start = partial(call_at_start, model, self._policy.forward)
+            self._reference = replace(self._policy, forward=start)
         elif learner.needs_start:
             self._reference = frozen(reference or copy.deepcopy(model))
         loaded = None if teacher is None else frozen(teacher, read_teacher)

@@ -48,18 +48,23 @@ class LoraLinear(nn.Linear):
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias, self.scale, self.is_on = base.weight, base.bias, scale, True
+        self.weight, self.bias, self.scale = base.weight, base.bias, scale
+        self.is_at_start = False
+        self.start: tuple[Tensor, Tensor] | None = None
+        """A and B as training started, if they changed something."""
         device = base.weight.device
         self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device=device))
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, input: Tensor) -> Tensor:
-        """See the class; without A and B inside `without_adapter`."""
+        """See the class; inside `at_start` with the values of then."""
         out = F.linear(input, self.weight, self.bias)
-        if not self.is_on:
+        values = self.start if self.is_at_start else (self.lora_A, self.lora_B)
+        if values is None:
             return out
-        narrow = F.linear(input.to(self.lora_A.dtype), self.lora_A)  # a router may be in float32
-        return torch.add(out, F.linear(narrow, self.lora_B), alpha=self.scale)
+        A, B = values
+        narrow = F.linear(input.to(A.dtype), A)  # a router may be in float32
+        return torch.add(out, F.linear(narrow, B), alpha=self.scale)
 
 
 def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTrainedModel:
@@ -132,25 +137,38 @@ def keeps_base(model: PreTrainedModel) -> bool:
     return adapter is not None and not adapter.modules_to_save
 
 
+def keep_start(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Keep the values of the adapter, if it has any from files, for `at_start`."""
+    adapter = adapter_in(model)
+    for layer in _adapted(model) if adapter and adapter.directory else []:
+        A, B = (each.detach().to(device, dtype, copy=True) for each in (layer.lora_A, layer.lora_B))
+        layer.start = (A, B)
+
+
 @contextmanager
-def without_adapter(model: PreTrainedModel) -> Iterator[None]:
-    """Have the model compute what it does without its adapter."""
-    layers = [each for each in model.modules() if isinstance(each, LoraLinear)]
+def at_start(model: PreTrainedModel) -> Iterator[None]:
+    """Have the model compute what it did when `keep_start` was called; if it kept nothing, what the
+    model does without its adapter."""
+    layers = _adapted(model)
     for each in layers:
-        each.is_on = False
+        each.is_at_start = True
     try:
         yield
     finally:
         for each in layers:
-            each.is_on = True
+            each.is_at_start = False
 
 
-def call_without_adapter(
+def call_at_start(
     model: PreTrainedModel, call: Callable[[Callable[[], Any]], Any], work: Callable[[], Any]
 ) -> Any:
-    """Have `call` call `work`, which computes with the model, inside `without_adapter`."""
-    with without_adapter(model):
+    """Have `call` call `work`, which computes with the model, inside `at_start`."""
+    with at_start(model):
         return call(work)
+
+
+def _adapted(model: PreTrainedModel) -> list[LoraLinear]:
+    return [each for each in model.modules() if isinstance(each, LoraLinear)]
 
 
 def save_adapter(
@@ -169,9 +187,8 @@ def save_adapter(
 def draw_adapter(model: PreTrainedModel) -> None:
     """Give the adapter some values that change what the model computes."""
     draw = torch.Generator().manual_seed(0)
-    for layer in model.modules():
-        if isinstance(layer, LoraLinear):
-            layer.lora_B.copy_(torch.empty(layer.lora_B.shape).normal_(0.0, 0.1, generator=draw))
+    for layer in _adapted(model):
+        layer.lora_B.copy_(torch.empty(layer.lora_B.shape).normal_(0.0, 0.1, generator=draw))
 
 
 @torch.no_grad()

@@ -337,14 +337,6 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
             {"learner.optimizer": "muon", "num_ranks": 2},
             "learner.optimizer = 'muon': not with learner.num_ranks = 2 yet",
         ),
-        (
-            {"model.lora.adapter": "x", "learner.distillation.teacher": "start"},
-            "teacher = 'start': not with model.lora.adapter, with which the run starts",
-        ),
-        (
-            {"model.lora.rank": 2, "modules_to_save": ["lm_head"], "learner.beta": 0.1},
-            "modules_to_save: not with learner.beta > 0",
-        ),
     ],
 )
 def test_build_names_mistakes(given, part):

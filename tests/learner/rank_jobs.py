@@ -179,7 +179,7 @@ def train_adapters(ranks: Ranks, given: list[tuple[ModelConfig, torch.dtype]]) -
     """Of each: the first version's checksum, numbers with a state here, and the last loss."""
     found = []
     for config, dtype in given:
-        common = learner_config(learning_rate=0.05), rollout_config(), dtype, ranks
+        common = learner_config(learning_rate=0.05, beta=0.1), rollout_config(), dtype, ranks
         if ranks.count == 1:
             device = torch.device("cpu")
             model, read = load_policy(config, dtype=dtype, device=device, seed=5), None

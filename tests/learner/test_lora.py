@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow.config import LoraConfig
 from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.native_engine import NativeEngine
 from rhymeflow.errors import UserError
@@ -103,6 +104,23 @@ def test_the_reference_is_the_model_without_the_adapter(config):
         expected = twin.train(made_up_batch(), step)["kl"]
     assert found == pytest.approx(expected, rel=1e-5)
     assert found > 1e-3
+
+
+def test_an_adapter_that_a_run_starts_from_is_the_reference(config, tmp_path):
+    """Also after a restart: the checkpoint's is another one by then."""
+    first = make_learner(config)
+    first.train(made_up_batch(), 0)
+    first.snapshot().write(CheckpointDir(tmp_path / "given"))
+    started = config.changed(model={"lora": LoraConfig(adapter=str(tmp_path / "given"))})
+    learner, plain = make_learner(started, beta=0.1), make_learner(config, beta=0.1)
+    assert learner.train(made_up_batch(), 0)["kl"] == 0.0
+    learner.snapshot().write(CheckpointDir(tmp_path / "step-1"))
+    again = make_learner(started, beta=0.1)
+    again.restore(CheckpointDir(tmp_path / "step-1"))
+    found = learner.train(made_up_batch(), 1)["kl"]
+    assert again.train(made_up_batch(), 1)["kl"] == found > 1e-3
+    plain.restore(CheckpointDir(tmp_path / "step-1"))
+    assert plain.train(made_up_batch(), 1)["kl"] != pytest.approx(found, rel=0.05)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from rhymeflow.models.load import load_model
 from rhymeflow.models.lora import (
     LoraLinear,
     adapter_in,
+    at_start,
     attach,
     draw_adapter,
     load_policy,
@@ -29,7 +30,6 @@ from rhymeflow.models.lora import (
     save_adapter,
     unversioned,
     versioned,
-    without_adapter,
 )
 from rhymeflow.models.source import other_base
 from rhymeflow.models.tokenizer import load_tokenizer
@@ -109,7 +109,7 @@ def test_peft_computes_the_same_from_the_files(base, tmp_path, fields):
     own = load_policy(ModelConfig(name=str(directory)), dtype=torch.float32, device=CPU)
     assert versioned(own).keys() == versioned(model).keys()
     assert torch.equal(logits(own), found)
-    with without_adapter(model):
+    with at_start(model):
         without = logits(model)
     torch.testing.assert_close(
         without, logits(load_model(configured(base), dtype=torch.float32, device=CPU))
@@ -250,6 +250,17 @@ def test_other_adapters_are_refused(tmp_path, request, changes, message):
 def test_vllm_has_no_place_for_some(tmp_path, fields, message):
     config = tiny_config(tmp_path, model={"lora": fields}, rollout={"engine": "vllm"})
     assert message in refusal(check.check_adapter, config)
+
+
+def test_what_is_trained_whole_has_no_reference(tmp_path):
+    """Whether the configuration says so or the adapter's files."""
+    tiny_model().save_pretrained(tmp_path / "base")
+    fields = {"rank": 2, "modules_to_save": ("lm_head",)}
+    directory = saved(adapted(tmp_path / "base", **fields), tmp_path / "adapter")
+    for lora in (fields, {"adapter": str(directory)}):
+        config = tiny_config(tmp_path, model={"lora": lora}, learner={"beta": 0.1})
+        assert "not with 'lm_head', which model.lora" in refusal(check.check_adapter, config)
+        check.check_adapter(config.changed(learner={"beta": 0.0}))
 
 
 @pytest.mark.parametrize("name", [*cases.EXPERTS, "mixtral", "qwen2_moe", "gpt_oss"])
