@@ -34,6 +34,7 @@ from transformers.utils import logging
 from rhymeflow.config import Config, ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention, families
+from rhymeflow.models.attention import Reach
 from rhymeflow.models.buffers import buffers_of, keep_precision
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype
@@ -375,7 +376,6 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
         name = _KINDS[layer_kind]
         if name and not getattr(text_config, name, None):
             raise UserError(f"{kind} has {layer_kind}, but no {name} in its config.json")
-    _check_reaches(kind, text_config)
     if getattr(text_config, "attn_temperature_tuning", None):  # Llama 4
         raise UserError(
             f"{kind} scales queries by their place in a row of sequences (attn_temperature_tuning "
@@ -388,22 +388,29 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
             f"{' and '.join(sorted(_CONVERTED))} are converted, other models need 16 or 32 bits"
         )
     families.check(source.name, hf_config.model_type)
+    _check_reaches(kind, text_config)
 
 
 def _check_reaches(kind: str, text_config: PreTrainedConfig) -> None:
-    is_windowed = getattr(text_config, "use_sliding_window", None) is not False
+    """Raise `UserError` unless layers attend as far back as transformers has them: it reads the
+    fields that its type has, vLLM and `Reach` any."""
     for name in _REACHES:
-        if not (reach := getattr(text_config, name, None)):
-            continue
-        if reach < 0:
+        if (reach := getattr(text_config, name, None)) and reach < 0:
             raise UserError(f"{kind} has {name} = {reach} in its config.json; at least 1 is needed")
-        if is_windowed and not hasattr(type(text_config)(), name):
-            raise UserError(
-                f"{kind} has {name} = {reach} in its config.json, which models of this type do not "
-                "use; take it out"
-            )
+    has, plain = type(text_config)(), copy.copy(text_config)
+    strays = [name for name in _REACH_FIELDS if name in vars(plain) and not hasattr(has, name)]
+    for name in strays:
+        setattr(plain, name, None)
+    layers = range(text_config.num_hidden_layers)
+    if any(Reach.of(text_config, i) != Reach.of(plain, i) for i in layers):
+        raise UserError(
+            f"{kind} has {' and '.join(strays)} in its config.json, which models of this type do "
+            "not use; take it out"
+        )
 
 
+_REACH_FIELDS = (*_REACHES, "use_sliding_window", "layer_types")
+"""What `Reach` is read from."""
 _KINDS = {
     "full_attention": None,
     "sliding_attention": "sliding_window",

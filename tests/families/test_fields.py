@@ -5,22 +5,25 @@ and learner compute is then that of transformers' eager code, or one of a few is
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
 from rhymeflow.errors import UserError
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.policy import proved_scorer
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models import attention
+from rhymeflow.models import attention, proof
 from rhymeflow.models.families import FAMILIES
+from rhymeflow.models.load import load_config
 from tests.engine.models import make_engine, make_requests, run, sampling
-from tests.families.cases import GROUPS, YARN, config_of, model_of
+from tests.families.cases import GROUPS, STATES, YARN, config_of, model_of
 from tests.families.checks import TOLERANCE, logprobs_of
 
 NOT_COMPUTED = (
@@ -124,3 +127,33 @@ def test_what_a_field_changes_in_transformers_it_changes_here(name):
         except AssertionError as error:
             raise AssertionError(f"{key} = {value}: {error}") from None
     assert num_changed or len(CHANGES[name]) < 5
+
+
+FIRST_NEAR, ALL_FULL = ["sliding_attention", "full_attention"], ["full_attention"] * 2
+STRAYS: tuple[dict[str, Any], ...] = (
+    {"sliding_window": 4, "use_sliding_window": False},
+    {"sliding_window": 4, "use_sliding_window": False, "layer_types": FIRST_NEAR},
+    {"sliding_window": 4, "layer_types": ALL_FULL},
+    {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"]},
+)
+"""How far layers attend, in fields that some types have and transformers ignores in others."""
+
+
+ATTEND = [name for group in GROUPS for name in group if name in FAMILIES and name not in STATES]
+
+
+@pytest.mark.parametrize("name", ATTEND)
+def test_how_far_layers_attend_is_as_in_transformers_or_refused(name, tmp_path, monkeypatch):
+    """By the proof at start, on so many tokens that it fills each window."""
+    monkeypatch.setattr(proof, "sequences", lambda model: [([*range(3, 60)], 3)])
+    monkeypatch.setattr(proof, "check", same)
+    for fields in STRAYS:
+        with suppress(UserError, StrictDataclassError, ValueError):  # transformers refuses some
+            config_of(name, **fields).save_pretrained(tmp_path)
+            read = load_config(ModelConfig(name=str(tmp_path)))
+            if read.model_type == name:  # it makes a Ministral of a Mistral with layer_types
+                proved_scorer(model_of(name, **fields), RolloutConfig(), LearnerConfig(max_steps=1))
+
+
+def same(model, logprob_N, expected, who):
+    torch.testing.assert_close(logprob_N, expected[0], rtol=0, atol=TOLERANCE)

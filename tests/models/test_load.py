@@ -19,6 +19,7 @@ from transformers import (
     MistralConfig,
     MusicgenConfig,
     MusicgenDecoderConfig,
+    PhimoeConfig,
     Qwen2Config,
     Qwen3NextConfig,
     T5Config,
@@ -142,8 +143,13 @@ SEVERAL = MusicgenConfig(
         ),
         (
             LlamaConfig(sliding_window=4096),
-            "has sliding_window = 4096 in its config.json, which models of this type do not use",
+            "has sliding_window in its config.json, which models of this type do not use",
         ),
+        (
+            PhimoeConfig(sliding_window=9, layer_types=["full_attention"] * 32),
+            "has layer_types in its config.json",
+        ),
+        (MistralConfig(use_sliding_window=False), "has use_sliding_window in its config.json"),
         (Llama4TextConfig(), "scales queries by their place in a row"),
         (Llama4TextConfig(attention_chunk_size=None), "chunked_attention, but no attention_chunk"),
         (FalconConfig(), "are not supported, since none was compared"),
