@@ -38,6 +38,7 @@ from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import child
+from rhymeflow.utils.objects import LOOPBACK
 
 MODEL = "policy"
 """The model's name for programs, which may use any."""
@@ -500,7 +501,7 @@ class Agents:
 
 def check_program(config: Config, tokenizer: Any) -> None:
     """Raise `UserError` if the agent's program could not be started."""
-    with closing(Agents(config, tokenizer, Path(os.devnull), "127.0.0.1")) as agents:
+    with closing(Agents(config, tokenizer, Path(os.devnull), LOOPBACK)) as agents:
         agents.start()
 
 

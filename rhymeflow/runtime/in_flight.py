@@ -62,7 +62,7 @@ class Drawn(NamedTuple):
         if self.suite == RUN:
             return f"group {self.group}"
         row = "held-out row" if self.suite == HELD_OUT else f"suite {self.suite}, row"
-        return f"{row} {self.prompt.row} (group {self.group}, version {self.version})"
+        return f"{row} {self.prompt.row} at version {self.version} (group {self.group} in the log)"
 
 
 class NotOpened(NamedTuple):

@@ -99,17 +99,22 @@ def changes(before: Config, after: Config, published: Version) -> tuple[str, ...
         for name in {**known, **new}
         if new.get(name) != known.get(name)
     ]
-    return (f"from step {published + 1} on: {'; '.join(parts)}",) if parts else ()
+    return (holding_from(published, "; ".join(parts)),) if parts else ()
 
 
-def _values(value: Any, path: str = "") -> dict[str, Any]:
-    """Return {path: value} of all that is in a configuration, in lists too."""
-    if not isinstance(value, dict | list):
+def holding_from(published: Version | None, note: str) -> str:
+    """Return a line that says what holds from the step after version `published` on."""
+    return f"from step {(published or 0) + 1} on: {note}"
+
+
+def _values(value: Any, path: str = "", depth: int = 99) -> dict[str, Any]:
+    """Return {path: value} of what is in a configuration, `depth` levels down, in lists too."""
+    if not depth or not isinstance(value, dict | list):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
     found: dict[str, Any] = {}
     for name, each in items:
-        found |= _values(each, f"{path}.{name}" if path else str(name))
+        found |= _values(each, f"{path}.{name}" if path else str(name), depth - 1)
     return found
 
 
@@ -123,7 +128,7 @@ def changed_code(config: Config, digests: dict[str, str]) -> list[str]:
             continue
         current = xxhash.xxh3_128(Path(path).read_bytes()).hexdigest()
         if digests.get(name := f"code {path}", current) != current:
-            found.append(f"{path} has changed since the run was started last: its code is the new")
+            found.append(f"{path} has changed since the run was started last")
         digests[name] = current
     return found
 
@@ -173,9 +178,5 @@ def _check_suites(before: Config, after: Config) -> None:
 
 
 def _fields(config: Config) -> dict[str, Any]:
-    return {
-        f"{section}.{name}": value
-        for section, values in config.model_dump(mode="json").items()
-        if isinstance(values, dict)
-        for name, value in values.items()
-    }
+    values = _values(config.model_dump(mode="json"), depth=2)
+    return {name: value for name, value in values.items() if "." in name}

@@ -40,7 +40,7 @@ from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.resume_options import changed_code, whole_paths
+from rhymeflow.runtime.resume_options import changed_code, holding_from, whole_paths
 from rhymeflow.runtime.start import check_nodes, check_start, claimed, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
@@ -274,7 +274,7 @@ def assembled(
         reporter.backup.start()
     loaded = load(supervisor.start, config, reporter)
     for note in check_data_is_the_same(config, loaded, store):
-        reporter.warn(f"from step {(state.published or 0) + 1} on: {note}")
+        reporter.warn(holding_from(state.published, note))
     config = in_force_once_loaded(config, loaded.tokenizer, loaded.prompts)
     record_config(config, path, store)
 

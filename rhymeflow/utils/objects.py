@@ -8,9 +8,10 @@ which is sent once to each node and mapped there. References travel only in resu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NewType, Protocol
+from typing import TYPE_CHECKING, Any, NewType, Protocol
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Reference = NewType("Reference", object)
 """Reference to a buffer that was put."""

@@ -247,7 +247,7 @@ def test_what_becomes_of_a_failure_is_up_to_on_failure(capsys, refused, tmp_path
     arguments = ["recipe:guess", "--size", "2", "--environment.retries", "0"]
     arguments += ["--environment.classes", f"[{{environment: '{worlds}:Breaks'}}]"]
     message = refused("eval", *arguments)
-    assert "environment of answer 0 to held-out row 0" in message
+    assert "environment of answer 0 to held-out row 0 at version 0 (group -1 in the log)" in message
     assert "it broke" in message
     found = evaluated(capsys, *arguments, "--environment.on_failure", "drop")["held_out"]
     assert (found["failed"], found["avg@1"], found["prompts"]) == (1.0, 1.0, 2)

@@ -130,7 +130,7 @@ def test_what_is_changed_is_said_with_the_step_that_it_holds_from(tmp_path, stra
     function = f'reward.functions.0.function = "{brief(f"{mine}:even_digits")[1:]}, before "'
     assert f"from step 7 on: {function}" in said
     assert "reward.functions.0.weight = 2.0, before 1.0; learner.max_steps = 7, before 6\n" in said
-    assert f"from step 7 on: {mine} has changed since the run was started last" in said
+    assert f"from step 7 on: {mine} has changed since the run was started last\n" in said
 
 
 def test_files_with_code_are_compared(tmp_path):
