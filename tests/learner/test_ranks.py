@@ -86,7 +86,6 @@ CORRECTIONS = [
     {"off_policy_masks": {"token_k2": 1.0, "seq_mean_k3": 0.9, "veto": 1e-4}},
     {"off_policy_mask_threshold": 0.1},
     {"overlong_buffer": 8, "reward_clip": 0.8, "advantage_clip": 1.0},
-    {"beta": 0.1, "kl_in": "reward"},
 ]
 
 
