@@ -43,9 +43,9 @@ CORRECTIONS: dict[str, dict[str, str]] = {
         "importance_sampling_cap": "3",  # TRL's default with vLLM: `sequence_mask`
     },
 }
-DEFAULT, ALGORITHM = "tis", "dapo"
+DEFAULT, BEST, ALGORITHM = "tis", "none", "dapo"
 ALGORITHMS = "grpo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"
-"""Beside the default one, each with the default correction."""
+"""Beside the default one, each with `BEST`, and with the default correction."""
 USUAL, HIGH, TENFOLD = 2e-4, 8e-4, 2e-3
 """Learning rates: the recipe's; about the highest at which fresh responses learn; ten times it."""
 STEPS, GROUPS, EPOCH = 48, 16, 128
@@ -83,11 +83,13 @@ SIDES = [
     Side(HIGH, 0, DEFAULT),
     *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, FIRST)),
     *(Side(USUAL, bound, DEFAULT) for bound in (0, *FIRST)),
-    *(Side(HIGH, b, DEFAULT, name) for name, b in itertools.product(ALGORITHMS, (0, *FIRST))),
+    *(Side(HIGH, 0, DEFAULT, name) for name in ALGORITHMS),
+    *(Side(HIGH, bound, BEST, name) for name, bound in itertools.product(ALGORITHMS, FIRST)),
     *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, LATER)),
     *(Side(USUAL, bound, DEFAULT) for bound in LATER),
-    *(Side(USUAL, bound, "none") for bound in BOUNDS[1:]),
+    *(Side(USUAL, bound, BEST) for bound in BOUNDS[1:]),
     Side(TENFOLD, 0, DEFAULT),
+    *(Side(HIGH, bound, DEFAULT, name) for name, bound in itertools.product(ALGORITHMS, FIRST)),
 ]
 
 
@@ -213,10 +215,10 @@ def draw(runs: Sequence[Run]) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 3, sharey=True)
     found = by_side(runs)
-    usual = [(how, how, ALGORITHM) for how in ("none", DEFAULT)]
+    usual = [(how, how, ALGORITHM) for how in (BEST, DEFAULT)]
     for axes, title, rate, lines in (
         (panels[0], ALGORITHM, HIGH, [(how, how, ALGORITHM) for how in CORRECTIONS]),
-        (panels[1], DEFAULT, HIGH, [(name, DEFAULT, name) for name in (ALGORITHM, *ALGORITHMS)]),
+        (panels[1], BEST, HIGH, [(name, BEST, name) for name in (ALGORITHM, *ALGORITHMS)]),
         (panels[2], ALGORITHM, USUAL, usual),
     ):
         if fresh := found.get(Side(rate, 0, DEFAULT)):
