@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 554  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_362, "tests": 44_968, "benchmarks": 8_574}
+TOTALS = {"rhymeflow": 58_362, "tests": 44_968, "benchmarks": 8_576}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
