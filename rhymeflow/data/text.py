@@ -5,12 +5,14 @@ a character other than a blank, or the model no embedding for a token (`num_embe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 _RARE_CHARACTERS = "\U0010fffd\U0010fffc"
 _MARKER = "rhymeflow-said-this"
+NO_CHARACTER = "\ufffd"
+"""What the beginning of a character is decoded as."""
 NOTHING: Mapping[str, Any] = {}
 _QUESTION = [{"role": "user", "content": "a question"}]
 
@@ -181,6 +183,64 @@ class TokenIds:
             covered[begin:end] = b"\1" * (end - begin)
         lost = (each for each, is_covered in zip(text, covered, strict=True) if not is_covered)
         return ids, next((each for each in lost if not each.isspace()), None)
+
+
+class GrowingText:
+    """The text of tokens that come one after the other, without special tokens."""
+
+    def __init__(self, decode: Callable[..., str]) -> None:
+        self._decode = decode
+        self._before: Sequence[int] = ()
+        """Those that are decoded with the last ones, whose text may depend on them."""
+        self._last: list[int] = []
+        self.known = ""  # it stays as it is, whatever follows
+        self.rest = ""
+        """What the last tokens add to it: a character at its end is there in part only."""
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Take the next tokens."""
+        self._last += tokens
+        before = self._decode(self._before, skip_special_tokens=True)
+        text = self._decode([*self._before, *self._last], skip_special_tokens=True)
+        self.rest = text[len(before) :]
+        if self.rest and not self.rest.endswith(NO_CHARACTER):
+            self.known += self.rest
+            self._before, self._last, self.rest = self._last, [], ""
+
+
+class StopTexts:
+    """Finds the token by which the text of a turn's tokens has one of `texts` in it."""
+
+    def __init__(self, decode: Callable[..., str], texts: Sequence[str]) -> None:
+        self._text, self._texts = GrowingText(decode), texts
+        self._longest = max(map(len, texts))
+        self.is_met = False
+
+    def add(self, token: int) -> bool:
+        """Take the next token; return whether it is the one."""
+        start = max(0, len(self._text.known) - self._longest + 1)
+        self._text.add([token])
+        end = self._text.known[start:] + self._text.rest
+        self.is_met = any(each in end for each in self._texts)
+        return self.is_met
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Return what is before the first of `stops` in the text, and this; None: there is none. The
+    first is the one that ends first."""
+    found = [(at + len(each), at, each) for each in stops if (at := text.find(each)) >= 0]
+    if not found:
+        return text, None
+    _, at, stop = min(found)
+    return text[:at], stop
+
+
+def held_back(text: str, begins: Iterable[str]) -> str:
+    """Return the text without an end that may be the beginning of one of `begins`."""
+    for each in begins:
+        parts = (each[:length] for length in range(len(each) - 1, 0, -1))
+        text = text.removesuffix(next(filter(text.endswith, parts), ""))
+    return text
 
 
 def special_tokens(tokenizer: Any) -> list[str]:

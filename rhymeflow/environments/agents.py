@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +32,7 @@ from rhymeflow.environments.conversations import AnsweredTurn, Asking, Conversat
 from rhymeflow.environments.dialect_answers import ModelTurn, answer, models, refusal, too_long
 from rhymeflow.environments.dialect_streams import STREAMS, Stream
 from rhymeflow.environments.dialects import DIALECTS, BadRequest, ModelCall, read
-from rhymeflow.environments.episode import Episode, TurnFigures
+from rhymeflow.environments.episode import Episode, TurnFigures, Until
 from rhymeflow.environments.episodes import End, Wanted
 from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
@@ -76,7 +76,6 @@ class _Call:
     body: bytes
     call: ModelCall
     asking: Asking
-    limit: int  # most tokens of a turn
     requests: list[int]
     """Numbers of those that wait for the answer, or did."""
     growing: dict[int, Growing]
@@ -221,10 +220,16 @@ class Agents:
             self._server.answer(request, HttpAnswer(200, more, EVENTS, is_last=False))
 
     def answer(
-        self, key: str, number: int, tokens: list[int], logprobs: list[float], end: int
+        self,
+        key: str,
+        number: int,
+        tokens: list[int],
+        logprobs: list[float],
+        end: int,
+        reason: Literal["stop", "length"],
     ) -> None:
         """Give the policy's turn to the call that it answers, if the program still waits for it.
-        The turn ends at `end` in the response."""
+        The turn ends at `end` in the response, and why."""
         program = self._programs.get(key)
         made = None if program is None else program.asked.pop(number, None)
         if program is None or made is None:
@@ -233,7 +238,7 @@ class Agents:
         growing = made.growing[number]
         num_known = len(growing.tokens)
         growing.add(tokens[num_known:], logprobs[num_known:])
-        turn, calls = conversations.turn(*place, growing, number, limit=made.limit)
+        turn, calls = conversations.turn(*place, growing, number, reason)
         program.known.append(conversations.answered(*place, turn, end))
         num_calls, num_failed = program.tool_calls
         num_failed += sum(bool(each.error) for each in calls)
@@ -467,11 +472,12 @@ class Agents:
         numbers = range(program.num_turns, program.num_turns + call.n)
         growing = {number: self._conversations.growing(call) for number in numbers}
         stream = self._stream(call, asking, growing)
-        made = _Call(path, request.body, call, asking, limit, [request.number], growing, stream)
+        made = _Call(path, request.body, call, asking, [request.number], growing, stream)
         program.calls.append(made)
+        until = Until(call.max_tokens, call.stop, call.stop_token_ids)
         for number in numbers:
             program.asked[number] = made
-            about = asking.new, asking.follows, call.max_tokens
+            about = asking.new, asking.follows, until
             self._say(program, Called(number, *about, self._figures(program), call.stream))
             program.last_heard = time.monotonic()
         program.num_turns += call.n

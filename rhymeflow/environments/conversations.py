@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.prompts import Message, Prompt
-from rhymeflow.data.text import special_tokens
+from rhymeflow.data.text import GrowingText, before_stop, held_back
 from rhymeflow.environments.dialect_answers import ModelTurn, message_of
 from rhymeflow.environments.dialects import BadRequest, ModelCall
 from rhymeflow.environments.messages import Call
@@ -26,9 +25,6 @@ from rhymeflow.environments.template import ADD
 from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError
 from rhymeflow.pool import Refused
-
-NO_CHARACTER = "\ufffd"
-"""What the beginning of a character is decoded as."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +59,12 @@ class AnsweredTurn:
 class Growing:
     """A turn of the policy while it is generated, in tokens and in text without special tokens."""
 
-    def __init__(self, tokenizer: Any, *, has_pieces: bool) -> None:
+    def __init__(self, tokenizer: Any, *, has_pieces: bool, stops: Sequence[str]) -> None:
         self._decode, self._has_pieces = tokenizer.decode, has_pieces
+        self._stops, self._text = stops, GrowingText(tokenizer.decode)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[str] = []  # the tokens' texts
-        self._text = ""
-        self._start = self._end = 0
-        """`_text` is that of the tokens before `_end`; with those from `_start` on others are
-        decoded, for the text of some depends on what is before them."""
 
     def add(self, tokens: list[int], logprobs: list[float]) -> None:
         """Take the next tokens."""
@@ -79,32 +72,25 @@ class Growing:
         self.logprobs += logprobs
         if self._has_pieces:
             self.pieces += [self._decode([each]) for each in tokens]
-        more = self._more()
-        if not more.endswith(NO_CHARACTER):
-            self._text += more
-            self._start, self._end = self._end, len(self.tokens)
+        for part in [[each] for each in tokens] if self._stops else [tokens]:
+            self._text.add(part)  # as `StopTexts` does
 
     @property
     def text(self) -> str:
         """The text so far; a character at its end may be there in part only."""
-        return self._text + self._more()
+        return self._text.known + self._text.rest
+
+    def before_stop(self) -> tuple[str, str | None]:
+        """Return the text before the first stop text, and this; None: there is none."""
+        return before_stop(self.text, self._stops)
 
     def spoken(self, *, has_tools: bool) -> str:
-        """Return what is text of the turn whatever follows, and no beginning of a call."""
-        if not has_tools:
-            return self._text
-        text = _before_calls(self._text)
-        for tag in (OPEN, PYTHON_OPEN):
-            begun = (tag[:length] for length in range(len(tag) - 1, 0, -1))
-            text = text.removesuffix(next(filter(text.endswith, begun), ""))
-        return text
-
-    def _more(self) -> str:
-        if self._end == len(self.tokens):
-            return ""
-        before = self._decode(self.tokens[self._start : self._end], skip_special_tokens=True)
-        text: str = self._decode(self.tokens[self._start :], skip_special_tokens=True)
-        return text[len(before) :]
+        """Return what is text of the turn whatever follows, and no beginning of a call or a stop
+        text."""
+        text, stop = before_stop(self._text.known, self._stops)
+        if stop is None:
+            text = held_back(text, self._stops)
+        return held_back(_before_calls(text), (OPEN, PYTHON_OPEN)) if has_tools else text
 
 
 class Conversations:
@@ -113,23 +99,13 @@ class Conversations:
     def __init__(self, config: Config, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
             raise UserError("environment.agent: the model's tokenizer has no chat template")
-        self._model, self._rollout, self._tokenizer = config.model, config.rollout, tokenizer
+        self._rollout, self._tokenizer = config.rollout, tokenizer
         self._variables = config.data.chat_template_kwargs
         # Prompts that are too long are refused in the words of the dialect.
         data = config.data.model_copy(update={"max_prompt_length": None})
         self._encoder = PromptEncoder(tokenizer, data)
-        special = set(special_tokens(tokenizer))
-        ids = tokenizer.added_tokens_decoder.items()
-        self._special_ids = frozenset(id for id, each in ids if str(each) in special)
-        self._special_ids |= {tokenizer.eos_token_id}
         self._readers: dict[bool, ChatRenderer] = {}
         self._renderers: dict[tuple[bool, bool], ChatRenderer | None] = {}
-
-    @cached_property
-    def _stop_ids(self) -> frozenset[int]:
-        from rhymeflow.models.load import configured_stop_token_ids  # loads torch
-
-        return configured_stop_token_ids(self._model, self._tokenizer)
 
     def check(self, call: ModelCall) -> None:
         """Raise `BadRequest` if a call asks for what is not done."""
@@ -141,8 +117,6 @@ class Conversations:
                     "leave it out",
                     param=name,
                 )
-        if call.stop_token_ids and not call.stop_token_ids <= self._stop_ids:
-            raise BadRequest("stop_token_ids: the model's own are the only ones")
         self._reader(bool(call.tools))
 
     # -- to tokens ----------------------------------------------------------------------------
@@ -206,7 +180,7 @@ class Conversations:
 
     def growing(self, call: ModelCall) -> Growing:
         """Return a turn without tokens."""
-        return Growing(self._tokenizer, has_pieces=call.wants_logprobs)
+        return Growing(self._tokenizer, has_pieces=call.wants_logprobs, stops=call.stop)
 
     def begun(self, call: ModelCall, asking: Asking, growing: Growing, number: int) -> ModelTurn:
         """Return a turn that is not finished, with what is its content whatever follows; `number`
@@ -226,25 +200,37 @@ class Conversations:
         )
 
     def turn(
-        self, call: ModelCall, asking: Asking, growing: Growing, number: int, *, limit: int
+        self,
+        call: ModelCall,
+        asking: Asking,
+        growing: Growing,
+        number: int,
+        finish: Literal["stop", "length"],
     ) -> tuple[ModelTurn, list[Call]]:
         """Return a finished turn as the program gets it, and its calls, those that cannot be read
-        included. `limit` is that of the method of this name."""
+        included."""
         reader, tokens = self._reader(bool(call.tools)), growing.tokens
         said, parts = reader.said(tokens).calls, reader.parted(tokens)
         schemas = {each["function"]["name"]: each for each in call.tools}
         calls = [_typed(each, schemas) for each in said if not each.error]
-        reasoning, content = parts or ("", growing.text)
+        text, stop = growing.before_stop()
+        reasoning, content = parts or ("", text)
+        if parts is not None and stop is not None:
+            rest = growing.text[len(text) :]
+            if content:
+                content = _without_end(content, rest)
+            else:
+                reasoning = _without_end(reasoning, rest)
         if calls and parts is None:
             shown = reader.shows_calls
             content = _before_calls(content) if shown else reader.before_calls(tokens)
-        is_cut = len(tokens) >= limit and tokens[-1] not in self._special_ids
         turn = msgspec.structs.replace(
             self.begun(call, asking, growing, number),
             content=content,
             reasoning=reasoning,
             calls=calls,
-            finish="length" if is_cut else "stop",
+            finish=finish,
+            stop=stop,
         )
         return turn, said
 
@@ -286,6 +272,11 @@ def _of_tokens(ids: list[int], known: Sequence[AnsweredTurn]) -> Asking:
 def _before_calls(text: str) -> str:
     """Return what is before the first call; the whole text if there is none."""
     return text.partition(OPEN)[0].partition(PYTHON_OPEN)[0]
+
+
+def _without_end(text: str, end: str) -> str:
+    """Return text without an end whose blanks it may have lost."""
+    return text.removesuffix(end if text.endswith(end) else end.rstrip())
 
 
 def _typed(call: Call, schemas: Mapping[str, Schema]) -> Call:

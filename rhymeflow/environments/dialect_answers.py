@@ -32,6 +32,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that could be read, with arguments of the schema's types; text of others stays in
     `content`."""
     finish: Literal["stop", "length"]
+    stop: str | None = None  # the stop text that ended it, which is not in `content`
 
 
 def message_of(call: ModelCall, turn: ModelTurn) -> Message:
@@ -180,11 +181,12 @@ def _message(call: ModelCall, turns: Sequence[ModelTurn], created: int) -> Body:
     for id, each in _call_ids(turn, "toolu"):
         arguments = json.loads(each.arguments)
         content.append({"type": "tool_use", "id": id, "name": each.name, "input": arguments})
-    reason = "tool_use" if turn.calls else "end_turn"
+    stop = None if turn.calls or turn.finish == "length" else turn.stop
+    reason = "tool_use" if turn.calls else "end_turn" if stop is None else "stop_sequence"
     return {
         "id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": call.model,
         "content": content, "stop_reason": "max_tokens" if turn.finish == "length" else reason,
-        "stop_sequence": None,
+        "stop_sequence": stop,
         "usage": {
             "input_tokens": len(turn.prompt_ids), "output_tokens": len(turn.tokens),
             "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,

@@ -30,17 +30,19 @@ DIALECTS: dict[str, Dialect] = {
 }
 """Paths below an episode's address, for POST."""
 
-_SAMPLING = "model temperature top_p top_k max_tokens n logprobs"
+_SAMPLING = "model temperature top_p top_k max_tokens n logprobs stop"
 _ACCEPTED = {
     "chat": f"{_SAMPLING} max_completion_tokens stream stream_options messages tools",
     "responses": "model temperature top_p top_k max_output_tokens stream stream_options include "
     "input instructions tools",
-    "messages": "model temperature top_p top_k max_tokens stream messages system tools",
+    "messages": "model temperature top_p top_k max_tokens stop_sequences stream messages system "
+    "tools",
     "tokens": f"{_SAMPLING} stop_token_ids token_ids",
 }
 _RENAMED = {
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
     "stream_options": "include_usage", "logprobs": "wants_logprobs", "include": "wants_logprobs",
+    "stop_sequences": "stop",
 }  # fmt: skip
 """Fields of bodies that have another name in `ModelCall`."""
 
@@ -61,13 +63,12 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "text": ({"format": {"type": "text"}}, {}),
     "modalities": (["text"],), "thinking": ({"type": "disabled"},), "truncation": ("disabled",),
     "background": (False,), "priority": (0,), "summary": ([],), "stream": (False,),
-    "stop": ([],), "stop_sequences": ([],),
+    "stop": ([],),
 }  # fmt: skip
 """Values that say the same as leaving a field out. Any other is refused."""
 
 _HINTS = {
     "seed": "what is sampled follows from run.seed; leave it out",
-    "stop stop_sequences": "a turn ends with the model's own stop token only; leave it out",
     "tool_choice": "the policy chooses; send auto, and only tools that it may call",
     "parallel_tool_calls": "a turn may have several calls; send true, or leave it out",
     "top_logprobs": "only sampled tokens have log-probabilities; send 0",
@@ -134,7 +135,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=0)] | None = None  # 0 is off
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     n: Annotated[int, Meta(ge=1)] = 1  # number of turns to sample from the same prompt
-    stop_token_ids: frozenset[int] = frozenset()  # tokens that end a turn
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    """Texts that end a turn, beside the model's own stop tokens."""
+    stop_token_ids: frozenset[int] = frozenset()  # tokens that do
     stream: bool = False
     include_usage: bool = False
     """Whether a stream of chat completions ends with the usage; the others always do."""
@@ -170,7 +173,7 @@ def read(path: str, body: bytes) -> ModelCall:
         return msgspec.convert(fields, ModelCall)
     except msgspec.ValidationError as error:
         what, _, where = str(error).removesuffix("`").partition(" - at `$.")
-        theirs = (name for name in values if _RENAMED.get(name) == where)
+        theirs = (name for name in values if _RENAMED.get(name) == where.partition("[")[0])
         _refuse(next(theirs, where), what)
 
 
@@ -266,6 +269,8 @@ def _fields(dialect: Dialect, values: dict[str, Any]) -> dict[str, Any]:
             value = value.get("include_usage", False)
         elif name == "include" and isinstance(value, list):
             value = "message.output_text.logprobs" in value
+        elif ours == "stop" and isinstance(value, str):
+            value = [value]
         elif name == "logprobs" and dialect == "tokens" and value in (0, 1):
             value = True  # a number of tokens beside the sampled one: at most itself
         if ours in ModelCall.__struct_fields__ and fields.setdefault(ours, value) != value:

@@ -23,6 +23,16 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
     suite: str = ""  # the suite of the prompt; "" for training prompts
 
 
+class Until(msgspec.Struct, frozen=True, array_like=True):
+    """What ends a turn of the policy beside the model's own stop tokens."""
+
+    max_tokens: int | None = None
+    """Most tokens of the turn; None: as many as the response may have."""
+    texts: tuple[str, ...] = ()
+    """The turn ends with the token by which its text has one of these in it."""
+    tokens: frozenset[int] = frozenset()
+
+
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
     """Statistics of answering a turn."""
 

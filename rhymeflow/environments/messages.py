@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rhymeflow.environments.episode import TurnFigures
+from rhymeflow.environments.episode import TurnFigures, Until
 from rhymeflow.pool import Close, PoolMessage
 
 Answer = list[dict[str, Any]] | str | None
@@ -85,7 +85,7 @@ class Called(NamedTuple):
     number: int
     tokens: list[int]
     follows: int
-    max_tokens: int | None
+    until: Until
     figures: TurnFigures
     is_streamed: bool
 

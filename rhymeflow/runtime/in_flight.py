@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import (
@@ -406,7 +406,12 @@ class InFlight:
         return self._groups[trajectory.group].calls[trajectory.member]
 
     def end_call(
-        self, trajectory: TrajectoryId, branch: int, *, is_over: bool = True
+        self,
+        trajectory: TrajectoryId,
+        branch: int,
+        reason: Literal["stop", "length"] = "length",
+        *,
+        is_over: bool = True,
     ) -> AnswerCall | None:
         """Store a call with the turn that answers it; None: it was dropped, or nothing was said.
         `is_over`: nothing more of it can come from an instance."""
@@ -421,7 +426,8 @@ class InFlight:
         end = self.num_stored(trajectory)
         calls.end(branch, start, end, is_free=is_over)
         logprobs = [each for _, part in call.parts for each in part.logprobs]
-        return AnswerCall(self.name(trajectory), call.made.number, call.said, logprobs, end)
+        about = self.name(trajectory), call.made.number
+        return AnswerCall(*about, call.said, logprobs, end, reason)
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """Store what there is of a response that is no longer needed."""

@@ -38,7 +38,7 @@ def continuation(
         turn_start=len(call.asked),
         suite=drawn.suite,
         branch=call.branch,
-        max_turn_tokens=call.made.max_turn_tokens,
+        until=call.made.until,
         row_prompt=group.prompt_ids,
         noise=call.noise,
     )
@@ -91,7 +91,7 @@ class Programs(Environments):
 
     def call_ended(self, message: messages.CallEnded) -> None:
         """Store a turn, and give it to the program."""
-        answer = self._in_flight.end_call(message.trajectory, message.branch)
+        answer = self._in_flight.end_call(message.trajectory, message.branch, message.reason)
         if answer is not None:
             self._supervisor.environments.send(answer)
 

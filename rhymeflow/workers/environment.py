@@ -88,8 +88,8 @@ class EnvironmentWorker(UserCodeWorker):
                 return messages.EpisodeJudged(
                     key, {} if value is None else {task.environment: value}
                 )
-            case Called(number, tokens, follows, most, figures, is_streamed):
-                about = number, tokens, follows, most, self._scaled(figures)
+            case Called(number, tokens, follows, until, figures, is_streamed):
+                about = number, tokens, follows, until, self._scaled(figures)
                 return messages.CallMade(key, *about, is_streamed)
             case Left(number):
                 return messages.CallLeft(key, number)

@@ -13,7 +13,7 @@ import msgspec
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, SuiteName, TrajectoryId, Version
-from rhymeflow.environments.episode import Episode, TurnFigures
+from rhymeflow.environments.episode import Episode, TurnFigures, Until
 from rhymeflow.histospec.draft import DraftStats, IndexHandle
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.utils import progress
@@ -49,8 +49,7 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
     suite: SuiteName = ""
     branch: int = 0
     """Of an agent: the number of the sequence, which has one call at a time."""
-    max_turn_tokens: int | None = None
-    """Most tokens of this turn; None: as many as the response may have."""
+    until: Until = Until()
     row_prompt: list[int] | None = None
     """Of an agent; see `engine.base.Request`."""
     noise: int | None = None
@@ -192,6 +191,7 @@ class AnswerCall(Message):
     tokens: list[int]
     logprobs: list[float]
     end: int
+    reason: Literal["stop", "length"]
 
 
 class TurnGrew(Message):
@@ -236,10 +236,11 @@ class TokensGenerated(Message):
 
 
 class CallEnded(Message):
-    """The turn that answers an agent's call is over."""
+    """The turn that answers an agent's call is over, and why."""
 
     trajectory: TrajectoryId
     branch: int
+    reason: Literal["stop", "length"]
 
 
 class RanksMeet(Message):
@@ -339,8 +340,7 @@ class CallMade(Message):
     number: int
     tokens: list[int]
     follows: int
-    max_turn_tokens: int | None
-    """Most tokens of the turn; None: it says nothing."""
+    until: Until
     figures: TurnFigures
     is_streamed: bool = False
     """Whether the program reads the answer while it is generated (`TurnGrew`)."""

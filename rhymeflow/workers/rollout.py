@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.text import StopTexts
 from rhymeflow.engine.base import Finished, NoiseKey, Request, RolloutEngine, Sampling
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import drafter_of, rehearse
@@ -239,14 +240,14 @@ class RolloutInstance:
         noise = NoiseKey(message.row, epoch, sample)
         config = self._configs[message.suite]
         rollout, most = config.rollout, config.rollout.max_completion_length
-        if message.max_turn_tokens is not None:
-            most = min(most, message.turn_start + message.max_turn_tokens)
+        if message.until.max_tokens is not None:
+            most = min(most, message.turn_start + message.until.max_tokens)
         sampling = Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_new_tokens=most,
-            stop_token_ids=self.stop_tokens,
+            stop_token_ids=self.stop_tokens | message.until.tokens,
         )
         accepted = bytearray() if self.config.run.token_details else None
         has_agent = config.environment.agent is not None
@@ -254,6 +255,9 @@ class RolloutInstance:
         request = Request(id, message.prompt_ids, noise, sampling, tokens, accepted=accepted)
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
         request.row_prompt = message.row_prompt
+        if message.until.texts:
+            request.stop_texts = StopTexts(self._tokenizer.decode, message.until.texts)
+            request.kept(tokens[message.turn_start :])
         request.is_urgent = message.suite != RUN  # evaluations come first
         branch = message.branch if has_agent else None
         held = HeldResponse(request, trajectory, message.turn, len(tokens), branch)
@@ -263,6 +267,12 @@ class RolloutInstance:
             return
         self._held[request.id] = held
         self.engine.submit(request)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from rhymeflow.models.tokenizer import load_tokenizer  # few runs need it here
+
+        return load_tokenizer(self.config.model)
 
     def _requests(self, trajectories: Collection[TrajectoryId]) -> list[Hashable]:
         """Return the ids of these responses' requests: of an agent's, one for each call."""
@@ -331,7 +341,7 @@ class RolloutInstance:
         after a turn that was cut."""
         key, length = held.trajectory, len(held.request.tokens)
         if held.branch is not None:
-            send(self.connection, messages.CallEnded(key, held.branch))
+            send(self.connection, messages.CallEnded(key, held.branch, reason))
         if held.request.keeps_cache and (reason == "stop" or held.branch is not None):
             self._end_turn(held, length)
         else:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhymeflow.data.text import StopTexts
 from rhymeflow.engine.base import Request, Segment
 from rhymeflow.engine.native.cache import FIRST_CAPACITY
 from rhymeflow.histospec.draft import Draft
@@ -26,11 +27,14 @@ POOL = (3, 3, 17, 1, 9, 245)
 nodes = st.tuples(st.integers(0, 3), st.sampled_from(["right", "wrong", "none", "below none"]))
 proposals = st.lists(nodes, max_size=12)
 scripts = st.lists(proposals, min_size=1, max_size=5)
+texts = st.lists(st.tuples(st.integers(0, LONGEST - 1), st.integers(1, 4)), max_size=2)
+"""Places in what is said, and lengths."""
 wanted = st.tuples(
     st.integers(0, len(POOL) - 1),
     st.sampled_from(sorted(HOWS)),
     st.integers(1, LONGEST),
     st.sets(st.integers(0, LONGEST - 1), max_size=2),
+    texts,
     st.booleans(),
 )
 moves_made = st.lists(
@@ -110,6 +114,13 @@ def whole_answers(how, dtype):
     return requests
 
 
+def decode(tokens, skip_special_tokens=True):
+    """A letter for most tokens; some are half of one."""
+    halves = {0: b"\xc3", 1: b"\xa9"}
+    parts = [halves.get(each % 9, b"%c" % (97 + each % 7)) for each in tokens]
+    return b"".join(parts).decode(errors="replace")
+
+
 def scripted(scripts):
     """The proposals in turn, whichever responses ask."""
     turns = itertools.cycle(scripts)
@@ -140,10 +151,14 @@ def scripted(scripts):
 )
 def test_any_drafts_any_requests_any_moves(dtype, scripts, mix, generated, places, capacity):
     requests, expected, answers = [], {}, {}
-    for which, how, most, stops, is_urgent in mix:
+    for which, how, most, stops, stop_texts, is_urgent in mix:
         whole = whole_answers(how, dtype)[which]
         stop = {whole.tokens[place] for place in stops}
         ends = [place + 1 for place, token in enumerate(whole.tokens) if token in stop]
+        said = decode(whole.tokens)
+        words = [each for place, size in stop_texts if (each := said[place : place + size])]
+        length = range(1, LONGEST + 1)
+        ends += [n for n in length if any(each in decode(whole.tokens[:n]) for each in words)]
         end = min([most, *ends])
         reason = "stop" if end in ends else "length"
         expected[which] = (whole.tokens[:end], whole.logprobs[:end], reason)
@@ -151,6 +166,7 @@ def test_any_drafts_any_requests_any_moves(dtype, scripts, mix, generated, place
         options = sampling(max_new_tokens=most, stop=stop, **HOWS[how])
         request = Request(which, whole.prompt_ids, whole.noise_key, options, is_urgent=is_urgent)
         request.accepted = bytearray()
+        request.stop_texts = StopTexts(decode, words) if words else None
         requests.append(request)
     draft = None if scripts is None else scripted(scripts)
     sizes = {"max_prefill_tokens": 11, "max_num_seqs": places, "kv_capacity": capacity}

@@ -113,6 +113,37 @@ async def misbehaves(base_url, row, seed):  # noqa: C901 - a table
                 raise ValueError(told)
 
 
+def stops(base_url):
+    """What clients make of a turn that a text of theirs has ended."""
+    import anthropic
+    import openai
+
+    completions, messages = openai.OpenAI().chat.completions, anthropic.Anthropic().messages
+    texts, said = ["\nObs", "Observation:"], [user("look")]
+    asked = {"model": "policy", "stop": texts}
+    choice = completions.create(messages=said, **asked).choices[0]
+    found = [(choice.message.content, choice.finish_reason)]
+    said = [*said, choice.message.model_dump(), user("x")]
+    parts = [each.choices[0] for each in completions.create(messages=said, stream=True, **asked)]
+    text = "".join(each.delta.content or "" for each in parts)
+    found.append((text, parts[-1].finish_reason))
+    asked = {"model": "policy", "max_tokens": 90, "stop_sequences": texts, "messages": [user("a")]}
+    whole = messages.create(**asked)
+    with messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for each in (whole, streamed):
+        found.append((each.content[0].text, each.stop_reason, each.stop_sequence))
+    if found != [("I look.", "stop")] * 2 + [("I look.", "stop_sequence", "\nObs")] * 2:
+        raise ValueError(found)
+    generate = base_url.removesuffix("/v1") + "/inference/v1/generate"
+    sampling = {"stop": "x", "stop_token_ids": [7]}
+    body = json.dumps({"token_ids": [5, 6], "sampling_params": sampling}).encode()
+    with urllib.request.urlopen(urllib.request.Request(generate, body), timeout=60) as answer:
+        [choice] = json.load(answer)["choices"]
+    if (len(choice["token_ids"]), choice["finish_reason"]) != (4, "stop"):
+        raise ValueError(choice)
+
+
 def ends(base_url, row):
     """How a turn ended, in each dialect, as a whole and as a stream."""
     about = {**ADD["function"]}

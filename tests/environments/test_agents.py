@@ -8,19 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.config import Config
+from rhymeflow.data.text import StopTexts, before_stop
 from rhymeflow.environments.agent_server import AgentServer
 from rhymeflow.environments.agents import Agents, AgentTask, check_program
 from rhymeflow.environments.conversations import Conversations
-from rhymeflow.environments.dialects import BadRequest, read
-from rhymeflow.environments.episode import Episode
+from rhymeflow.environments.dialects import read
+from rhymeflow.environments.episode import Episode, Until
 from rhymeflow.environments.messages import Answered, Called, Left, Rewarded
 from rhymeflow.errors import UserError
 from rhymeflow.store.branches import Asked, stretches
@@ -63,13 +64,14 @@ class Play:
         episode = Episode(key, 5, 0, prompt, columns, [[]], [])
         self.agents.submit(self.agents.task(episode, "answer", room))
 
-    def answer(self, called: Called, text: str, key: str = "3.1") -> None:
+    def answer(self, called: Called, text: str, key: str = "3.1", reason: Any = None) -> None:
         row = self.rows[key]
         self.calls[key].append(Asked(len(row), len(row) + len(called.tokens), called.follows))
         self.asked[key].append(called)
         turn = ids(self.tok, text)
         row += [*called.tokens, *turn]
-        self.agents.answer(key, called.number, turn, [-1.0] * len(turn), len(row))
+        reason = reason or ("stop" if text.endswith(END) else "length")
+        self.agents.answer(key, called.number, turn, [-1.0] * len(turn), len(row), reason)
 
     def called(self) -> Called:
         """The next call."""
@@ -170,7 +172,7 @@ def test_a_conversation_goes_on_with_its_own_tokens_and_any_other_begins_anew(pl
     calls = play.asked["3.1"]
     end = len(ids(CHAT, head + f"4 2{END}"))
     assert [each.follows for each in calls] == [0, end, 0, end, 0]
-    assert [each.max_tokens for each in calls] == [None] * 4 + [2]
+    assert [each.until.max_tokens for each in calls] == [None] * 4 + [2]
     assert calls[0].figures.seconds > 0
 
 
@@ -337,6 +339,27 @@ def test_a_stream_is_read_while_it_is_generated(playing):
     assert play.end() is None
 
 
+def test_a_turn_ends_with_a_text_that_the_program_names_and_is_read_without_it(playing):
+    """By the official clients, at once and as a stream; the next call continues the whole turn."""
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+    play = playing("stops")
+    said = "I look.\nObservation:"
+    play.begin()
+    for until in [Until(None, ("\nObs", "Observation:"))] * 4 + [
+        Until(None, ("x",), frozenset({7}))
+    ]:
+        called = play.called()
+        limit = called.until.max_tokens
+        assert called.until == msgspec.structs.replace(until, max_tokens=limit)
+        text = said[: 4 if until.tokens else 11]
+        for token in ids(CHAT, text) if called.is_streamed else []:
+            play.grow(called, [token])
+        play.answer(called, text, reason="stop")
+    assert play.end() is None
+    assert "look.\nObs<|im_end|>\n<|im_start|>user\nx<|im_end|>" in play.read()[1]
+
+
 CALL = '<tool_call>{"name": "add"}</tool_call>'
 CUT = "incomplete {'reason': 'max_output_tokens'}"
 ENDS = {
@@ -361,10 +384,15 @@ SAID = ["a", "é", "€", "\ufffd", "<", "<tool_", CALL, CALL[:-1]]
     st.lists(st.sampled_from([*SAID, END]), max_size=8),
     st.lists(st.integers(0, 9), max_size=12),
     st.booleans(),
+    st.lists(st.sampled_from(["aé", "€a", "<t", "<", "l_call>{", "}</", "\ufffd"]), max_size=2),
 )
-def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes, has_tools):
+def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes, has_tools, stops):
     tokens, conversations = ids(CHAT, "".join(said)), Conversations(Config(), CHAT)
+    if stops:
+        found = StopTexts(CHAT.decode, stops)
+        tokens = tokens[: next((n for n, t in enumerate(tokens, 1) if found.add(t)), None)]
     asked: dict[str, Any] = {"messages": [user("add")], "tools": [ADD] if has_tools else []}
+    asked["stop"] = stops
     call = read("/v1/chat/completions", json.dumps(asked).encode())
     asking, growing = conversations.asking(call, []), conversations.growing(call)
     sent = []
@@ -373,10 +401,13 @@ def test_what_is_sent_of_a_turn_begins_its_content_whatever_follows(said, sizes,
         growing.add(part, [-1.0] * len(part))
         sent.append(conversations.begun(call, asking, growing, 0).content)
     if growing.tokens:
-        turn, _ = conversations.turn(call, asking, growing, 0, limit=1000)
+        turn, _ = conversations.turn(call, asking, growing, 0, "stop")
         assert all(turn.content.startswith(each) for each in sent)
+        text = CHAT.decode(growing.tokens, skip_special_tokens=True)
+        assert (turn.stop is not None) == any(each in text for each in stops)
         if not turn.calls:
-            assert turn.content == CHAT.decode(growing.tokens, skip_special_tokens=True)
+            assert turn.content == before_stop(text, stops)[0]
+            assert not any(each in turn.content for each in stops)
 
 
 def test_all_text_waits_for_calls_that_begin_with_no_tag_in_it_if_there_are_tools():
@@ -454,7 +485,6 @@ def test_a_program_that_takes_too_long_is_given_up_though_the_policy_is_at_it(pl
     ("how", "said"),
     [
         ({"temperature": 0.5}, "the run samples with rollout.temperature = 1"),
-        ({"stop": ["x"]}, "own stop token only"),
         ({"messages": [user("long " * 100)]}, "length is 100 tokens; the prompt has 519"),
         ({"seed": 3}, "run.seed"),
         ({"path": "/embeddings"}, "there is GET /v1/models, and POST to"),
@@ -465,20 +495,6 @@ def test_what_is_not_done_is_refused_by_name(playing, how, said):
     play = playing("misbehaves")
     told = play.episode(lambda n: f"x{END}", does="asks wrongly", how=how, said=said, room=100)
     assert told == "the agent of 3.1 ended without a call that the policy answered"
-
-
-def test_no_token_is_taken_for_a_stop_that_does_not_end_a_turn(monkeypatch):
-    loads = SimpleNamespace(configured_stop_token_ids=lambda *_: frozenset({5}))
-    monkeypatch.setitem(sys.modules, "rhymeflow.models.load", loads)
-    conversations = Conversations(Config(), CHAT)
-    for tokens in ([], [5], ids(CHAT, "<|im_start|>")):
-        asked = {"token_ids": [6], "stop_token_ids": tokens}
-        call = read("/inference/v1/generate", json.dumps(asked).encode())
-        if tokens in ([], [5]):
-            conversations.check(call)
-            continue
-        with pytest.raises(BadRequest, match="stop_token_ids: the model's own are the only ones"):
-            conversations.check(call)
 
 
 def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):

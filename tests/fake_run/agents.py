@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import NoiseKey
+from rhymeflow.environments.episode import Until
 from rhymeflow.runtime.agent_calls import noise_of
 from rhymeflow.store.branches import Asked, stretches
 from rhymeflow.workers import messages
@@ -120,7 +121,7 @@ class FakePrograms:
         if is_streamed := self._world.chance(0.5):
             program.grown[number] = []
         return messages.CallMade(
-            key, number, list(words), follows, wanted, messages.TurnFigures(), is_streamed
+            key, number, list(words), follows, Until(wanted), messages.TurnFigures(), is_streamed
         )
 
 

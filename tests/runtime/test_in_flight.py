@@ -14,7 +14,7 @@ from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.programs import continuation
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.workers.messages import CallMade, Part, TurnFigures
+from rhymeflow.workers.messages import CallMade, Part, TurnFigures, Until
 from tests.fake_run.models import Letters
 
 SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
@@ -88,10 +88,10 @@ def agents(store):
 
 
 def begin(agents, number, tokens, follows=0, is_streamed=False):
-    made = CallMade("", number, tokens, follows, 5, TurnFigures(), is_streamed)
+    made = CallMade("", number, tokens, follows, Until(5), TurnFigures(), is_streamed)
     call = agents.calls(FIRST).begin(0, agents.tokens(FIRST), made)
     going = continuation(agents[0], 2, call)
-    assert (going.max_turn_tokens, going.row_prompt) == (5, [97, 98])
+    assert (going.until, going.row_prompt) == (Until(5), [97, 98])
     return call, (going.prompt_ids, going.tokens, going.turn_start, going.noise)
 
 

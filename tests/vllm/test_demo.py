@@ -2,13 +2,16 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
+from rhymeflow.data.text import StopTexts
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.vllm import sampler
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.index import Index
+from rhymeflow.models.tokenizer import load_tokenizer
 from tests.engine.models import converse
 from tests.vllm.sameness import (
     Knowing,
@@ -129,6 +132,21 @@ def test_same_tokens_with_drafts(rig, drafted, expected):
         assert len(request.accepted) == len(request.tokens)
         assert request.steps + sum(request.accepted) == len(request.tokens)
     assert sum(sum(request.accepted) for request in requests) > 100
+
+
+def test_texts_end_a_turn_whose_drafts_go_on(rig, drafted, expected):
+    requests, decode = fresh(rig), load_tokenizer(rig.config.model).decode
+    due = [replace(each) for each in expected[0]]
+    for request, whole in zip(requests, due, strict=True):
+        place = len(whole.tokens) // 2
+        texts = (decode(whole.tokens[place : place + 2]) or "0",)
+        request.stop_texts = StopTexts(decode, texts)
+        lengths = range(1, len(whole.tokens) + 1)
+        end = next((n for n in lengths if texts[0] in decode(whole.tokens[:n])), None)
+        whole.tokens, whole.logprobs = whole.tokens[:end], whole.logprobs[:end]
+    drain(drafted, requests)
+    assert_same(requests, due, TOLERANCE)
+    assert sum(request.drafted for request in requests) > 10
 
 
 def test_draws_without_room_are_repeated(rig, drafted, expected, monkeypatch):

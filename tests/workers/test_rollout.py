@@ -7,6 +7,7 @@ import random
 import time
 from collections import defaultdict
 from contextlib import closing
+from functools import partial
 
 import msgspec
 import pytest
@@ -17,8 +18,10 @@ from rhymeflow.config import DraftingConfig
 from rhymeflow.core import events
 from rhymeflow.core.commands import Interrupt, Pull, Route
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.environments.episode import Until
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.index import Index
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -164,14 +167,19 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
 class AgentCalls:
     """One response's calls, by their noise: what was said, on whichever instance."""
 
-    def __init__(self, order):
+    def __init__(self, order, texts=()):
         self.said, self.order = {noise: [] for noise in order}, order
         self.ended, self.most, self.is_over = [], 0, False
+        self.texts, self.reasons = dict(texts), {}
 
     def call(self, noise):
         prompt = PROMPTS[noise % 2]
         branch, tokens = self.order.index(noise), [*prompt[3:], *self.said[noise]]
-        about = {"turn": 2, "turn_start": len(prompt) - 3, "max_turn_tokens": 12}
+        about = {
+            "turn": 2,
+            "turn_start": len(prompt) - 3,
+            "until": Until(12, self.texts.get(noise, ())),
+        }
         return messages.Continuation(0, 0, prompt[:3], tokens, branch=branch, noise=noise, **about)
 
     def begin(self, side):
@@ -190,8 +198,9 @@ class AgentCalls:
                         said = self.said[self.order[part.branch]]
                         assert (part.trajectory, part.start) == (IDS[0], len(said))
                         said += part.tokens
-                case messages.CallEnded(branch=branch):
+                case messages.CallEnded(branch=branch, reason=reason):
                     self.ended.append(self.order[branch])
+                    self.reasons[self.order[branch]] = reason
                 case events.TurnEnded(turn=turn):
                     assert turn == 2
                     self.is_over = True
@@ -233,6 +242,23 @@ def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_o
     send(other.ours, messages.AskPolicy(IDS[0], moved.call(0)))  # too late: it is routed again
     other.turns(2)
     assert not other.instance.engine.has_work
+
+    decode = partial(load_tokenizer(config.model).decode, skip_special_tokens=True)
+    texts = {n: (decode(straight.said[n][5:7]), "none of this") for n in (0, 1)}
+    stopped = AgentCalls([0, 1, 2], texts)
+    for at in (side, other) * 3:
+        stopped.begin(at)
+        stopped.take(at.turns(2))
+        at.tell(Interrupt, (IDS[0],))
+        stopped.take(at.turns(1))
+    stopped.begin(side)
+    while not stopped.is_over:
+        stopped.take(side.turns(1))
+    for noise, said in stopped.said.items():
+        whole, (text, _) = straight.said[noise], texts.get(noise, ("", ""))
+        ends = (n for n in range(1, 13) if text and text in decode(whole[:n]))
+        assert said == whole[: next(ends, 12)]
+    assert stopped.reasons == {0: "stop", 1: "stop", 2: "length"}
 
 
 def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):

@@ -300,7 +300,7 @@ class Engine:
     def _append(
         self, sequence: Sequence, draft: Draft, sampled: list[int], logprobs: list[float]
     ) -> list[int]:
-        """Append the tokens sampled along the accepted path, up to a stop token; return them."""
+        """Append the tokens sampled along the accepted path, up to the turn's end; return them."""
         request = sequence.request
         request.steps += 1
         request.drafted += len(draft.tokens)
@@ -308,11 +308,9 @@ class Engine:
         path = accepted(draft, sampled)
         rows = [0, *(node + 1 for node in path)]
         tokens = [sampled[row] for row in rows]
-        num_accepted = len(path)  # also those after a stop token, which are cut next
-        for i, token in enumerate(tokens):
-            if token in request.sampling.stop_token_ids:
-                del tokens[i + 1 :], rows[i + 1 :], path[i:]
-                break
+        num_accepted = len(path)  # also those after the turn's end, which are cut next
+        end = request.kept(tokens)
+        del tokens[end:], rows[end:], path[end - 1 :]
         known = len(sequence.ids)
         if path and path[-1] >= len(path):  # it skips nodes: join its keys and values
             self._cache.gather(sequence.slot, known, [known + node for node in path])

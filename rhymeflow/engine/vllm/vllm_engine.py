@@ -195,13 +195,15 @@ class VllmEngine:
             drafted[request.id] = len(verified.get(entry.scheduler_id, ()))
             request.drafted += drafted[request.id]
             generated[request.id] = self._extended(entry, completion)
-            if len(generated[request.id]) < len(completion.token_ids):
+            reason = request.finish_reason()
+            if reason is None and len(generated[request.id]) < len(completion.token_ids):
                 self._add_again(entry)
                 continue
             request.steps += 1
-            reason = request.finish_reason()
-            assert (reason is not None) == output.finished, (request.id, reason)
+            assert reason is not None or not output.finished, request.id
             if reason is not None:
+                if not output.finished:  # by its text, which vLLM does not know
+                    self._llm.abort_request([entry.name])
                 finished.append(Finished(request, reason))
         count, rows = sum(map(len, generated.values())), self._scheduled.total_num_scheduled_tokens
         self._num_generated += count
@@ -214,7 +216,7 @@ class VllmEngine:
 
     def _extended(self, entry: Entry, completion: Any) -> list[int]:
         """Append a request's new tokens; return them. The first whose draw had no room is left out,
-        and what vLLM made of it."""
+        and what vLLM made of it, and so is what follows the end of a turn."""
         request, tokens = entry.request, completion.token_ids
         pairs = zip(completion.logprobs, tokens, strict=True)
         logprobs = [by_token[token].logprob for by_token, token in pairs]
@@ -223,6 +225,7 @@ class VllmEngine:
             entry.draws_without_room += 1
             error = f"request {request.id}: {MOST_WITHOUT_ROOM} draws had no room"
             assert entry.draws_without_room < MOST_WITHOUT_ROOM, error
+        del known[request.kept(tokens[: len(known)]) :]
         if known:
             segment = Segment(len(request.tokens), self.version, self._instance)
             # All tokens but vLLM's last were drafted.
