@@ -373,7 +373,7 @@ ENDS = {
 def test_each_dialect_says_how_a_turn_ended(playing):
     play = playing("ends", max_turns=30)
     said = [f"{path} {how}" for path, hows in ENDS.items() for how in hows]
-    says = [f"4{END}", f"{CALL}{END}", "44"]
+    says = [f"4{END}", f"{CALL}{END}", "4<|im_start|>"]
     assert play.episode(lambda n: says[(n - 1) % 3], ends=said) is None
 
 
