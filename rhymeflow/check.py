@@ -107,6 +107,8 @@ def check_adapter(config: Config) -> None:
         )
     if config.rollout.engine != "vllm":
         return
+    if adapter.quantization:
+        raise UserError("rollout.engine = 'vllm': not with model.quantization; 'native' is")
     if adapter.modules_to_save:
         raise UserError(
             f"rollout.engine = 'vllm': has no place for {adapter.modules_to_save[0]!r}, which the "
@@ -211,13 +213,15 @@ def prove(config: Config, *, has_engine: bool) -> None:
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import small_model
-    from rhymeflow.models.lora import attach, draw_adapter, resolved_adapter
+    from rhymeflow.models.lora import attach, draw_adapter, quantize, resolved_adapter
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import fix_longrope
 
     model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
     if (adapter := resolved_adapter(config.model)) is not None:
         everywhere = replace(adapter, target_modules=(ALL_LINEAR,), modules_to_save=())
+        if adapter.quantization:
+            quantize(model, everywhere)
         draw_adapter(attach(model, replace(everywhere, directory=None)))
     if has_engine:
         Engine(

@@ -23,7 +23,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.learner.adamw_8bit import BLOCK
-from rhymeflow.models import load, lora
+from rhymeflow.models import load, lora, nf4
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.families import NOT_ATTENDING
@@ -73,6 +73,7 @@ class ModelSize:
     device: str
     num_adapter: int = 0  # parameters of the adapter; 0: all of the model's are trained
     narrow: int = 0  # values between the adapter's matrices, per token
+    num_quantized: int = 0  # parameters of 4 bits, under the adapter
 
     @property
     def bytes_per_value(self) -> int:
@@ -87,7 +88,8 @@ class ModelSize:
     @property
     def weights(self) -> int:
         """Bytes of all weights in the compute precision."""
-        return (self.num_parameters + self.num_adapter) * self.bytes_per_value
+        whole = self.num_parameters + self.num_adapter - self.num_quantized
+        return whole * self.bytes_per_value + round(self.num_quantized * nf4.BYTES)
 
     @property
     def num_trained(self) -> int:
@@ -134,10 +136,14 @@ def with_adapter(model: ModelSize, hf_config: PreTrainedConfig, config: Config) 
         return model
     if config.rollout.engine == "vllm":
         check_adapted(config, hf_config)
-    adapted = lora.attach(load.shapes_of(hf_config), adapter)
+    shapes = load.shapes_of(hf_config)
+    small = lora.quantizable(shapes, adapter).values() if adapter.quantization else []
+    num_quantized = sum(each.weight.numel() for each in small)
+    adapted = lora.attach(shapes, adapter)
     own = sum(each.numel() for each in lora.versioned(adapted).values())
     layers = [each for each in adapted.modules() if isinstance(each, lora.LoraLinear)]
-    return replace(model, num_adapter=own, narrow=adapter.rank * len(layers))
+    narrow = adapter.rank * len(layers)
+    return replace(model, num_adapter=own, narrow=narrow, num_quantized=num_quantized)
 
 
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> ModelSize:
@@ -313,7 +319,8 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
             gathered *= 2
         parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
     elif model.bytes_per_value != MASTER or model.num_adapter:
-        parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
+        small = ", nf4" if model.num_quantized else ""
+        parts.append(MemoryPart(f"weights ({model.name_of_dtype}{small})", model.weights))
         if learner.has_critic:
             num_bytes = model.num_of_critic * model.bytes_per_value
             parts.append(MemoryPart(f"critic's weights ({model.name_of_dtype})", num_bytes))

@@ -337,7 +337,7 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
         with nullcontext() if brings else within(where):
             config = read_config(source, overrides, needed=("data", "reward"))
     if not any(name.startswith("model.lora.") for name in overrides):  # what the run trained
-        config = config.changed(model={"lora": LoraConfig()})
+        config = config.changed(model={"lora": LoraConfig(), "quantization": None})
     data, suites = config.data, config.eval.suites
     is_given = "data.source" in overrides and not overrides.keys() & _HOLD_OUT
     if not suites and source and not is_given:

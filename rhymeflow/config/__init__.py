@@ -310,6 +310,8 @@ class Config(Section):
             return
         if learner.has_critic:
             yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
+        if self.model.quantization and learner.num_ranks > 1:
+            yield f"model.quantization: not with learner.num_ranks = {learner.num_ranks} yet"
 
     def _distillation_mistakes(self) -> Iterator[str]:
         distillation, rollout = self.learner.distillation, self.rollout

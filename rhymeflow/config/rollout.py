@@ -75,6 +75,15 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of engine and learner. `auto`: CUDA if there is a GPU, else the CPU."""
     lora: LoraConfig = LoraConfig()
+    quantization: Literal["nf4"] | None = None
+    """Precision of the weights under an adapter (QLoRA, arXiv 2305.14314): `nf4` keeps those of
+    linear layers, but the output head, in 4 bits, by bitsandbytes. `None`: in `dtype`."""
+
+    @model_validator(mode="after")
+    def _quantizes_under_an_adapter(self) -> ModelConfig:
+        if self.quantization and not self.lora.is_used:
+            raise ValueError("quantization has no effect without `lora`: all weights are trained")
+        return self
 
 
 class RolloutConfig(Section):

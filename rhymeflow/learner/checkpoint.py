@@ -82,8 +82,8 @@ class LearnerCopy:
         self._weights = Gathering(
             model, lambda name: ranks.local(exported[name]), dtype, ranks, ranks.saving
         )
-        buffers = buffers_of(model).items()
-        self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers}
+        buffers = {} if adapter_in(model) else buffers_of(model)  # an adapter's files have none
+        self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers.items()}
 
     def write(self, checkpoint: CheckpointDir) -> None:
         """Write everything, so that `checkpoint` is complete. A collective of all ranks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from rhymeflow.errors import UserError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 
-_READ = frozenset(("r", "lora_alpha", "use_rslora", "target_modules", "modules_to_save"))
+_READ = frozenset(
+    ("r", "lora_alpha", "use_rslora", "target_modules", "modules_to_save", "quantization")
+)
 _WITHOUT_EFFECT = frozenset(
     (
         *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "bias"),
@@ -45,6 +47,8 @@ class Adapter:
     modules_to_save: tuple[str, ...]
     directory: Path | None = None
     """Where the values are; None: a new adapter, which changes nothing yet."""
+    quantization: str | None = None
+    """`model.quantization` of the weights under it."""
 
     @property
     def scale(self) -> float:
@@ -75,8 +79,16 @@ def adapter_for(config: ModelConfig) -> Adapter | None:
             raise UserError(f"model.lora: model.name = {config.name!r} is an adapter already")
         return read(named, "model.name")
     if lora.adapter is not None:
-        return read(Path(lora.adapter).expanduser(), "model.lora.adapter")
-    return adapter_of(lora) if lora.is_used else None
+        given = read(Path(lora.adapter).expanduser(), "model.lora.adapter")
+        if given.quantization and not config.quantization:
+            raise UserError(
+                f"model.lora.adapter = {lora.adapter!r}: was trained on weights of "
+                f"model.quantization = {given.quantization!r}; give that too"
+            )
+        return replace(given, quantization=config.quantization)
+    if not lora.is_used:
+        return None
+    return replace(adapter_of(lora), quantization=config.quantization)
 
 
 def adapter_of(lora: LoraConfig) -> Adapter:
@@ -132,6 +144,7 @@ def read(directory: Path, where: str) -> Adapter:
         "init_lora_weights": fields.get("init_lora_weights") in _KEEPS_BASE,
         "target_modules": bool(targets) and _are_names(targets),
         "modules_to_save": _are_names(saved),
+        "quantization": fields.get("quantization") in (None, "nf4"),
     }
     for name, is_supported in supported.items():
         if not is_supported:
@@ -145,7 +158,8 @@ def read(directory: Path, where: str) -> Adapter:
         raise UserError(f"{where} = '{directory}': {CONFIG} has {sizes}; both are above 0")
     is_rslora = bool(fields.get("use_rslora"))
     named, whole = (tuple(sorted(map(str, each or ()))) for each in (targets, saved))
-    return Adapter(rank, alpha, is_rslora, named, whole, directory)
+    quantization = fields.get("quantization")
+    return Adapter(rank, alpha, is_rslora, named, whole, directory, quantization)
 
 
 def as_fields(adapter: Adapter, base: str) -> Mapping[str, Any]:
@@ -162,6 +176,7 @@ def as_fields(adapter: Adapter, base: str) -> Mapping[str, Any]:
         "bias": "none",
         "target_modules": list(adapter.target_modules),
         "modules_to_save": list(adapter.modules_to_save) or None,
+        **({"quantization": adapter.quantization} if adapter.quantization else {}),
     }
 
 

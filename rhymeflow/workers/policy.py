@@ -10,6 +10,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
 from rhymeflow.learner import published
 from rhymeflow.learner.ranks import ALONE
+from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.frozen_base import FrozenBase
 from rhymeflow.models.load import resolve_dtype
 from rhymeflow.models.lora import adapter_in, load_policy
@@ -25,7 +26,10 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Publish the model as version 0, and hold its weights until `Shutdown`."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
-    model = load_policy(config.model, dtype=dtype, device=torch.device("cpu"))
+    adapter = adapter_for(config.model)
+    # Another device's weights of 4 bits may differ.
+    where = device if adapter and adapter.quantization else torch.device("cpu")
+    model = load_policy(config.model, dtype=dtype, device=where)
     base = None if adapter_in(model) is None else FrozenBase(model)
     weights = make_store(config, published.manifest_for(model, dtype, base), run_dir)
     try:

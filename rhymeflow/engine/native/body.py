@@ -23,7 +23,8 @@ from transformers import (
 
 from rhymeflow.cpu.products import PackedProducts, Repacked, packed
 from rhymeflow.models.attention import Attention, Reach, Weighing, attending, body_of
-from rhymeflow.models.lora import LoraLinear, keeps_base
+from rhymeflow.models.lora import LoraLinear, LoraNF4Linear, keeps_base
+from rhymeflow.models.nf4 import NF4Linear
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _CHANGING = ("dynamic", "longrope")
@@ -41,6 +42,9 @@ class Modules:
     def __init__(self, model: PreTrainedModel) -> None:
         self._body = body_of(model)
         self._device = model.device
+        for layer in self._body.modules():
+            if isinstance(layer, NF4Linear) and self._device.type == "cpu":
+                layer.hold()  # packed products know weights by their identity
         self._products = PackedProducts(_products(self._body, is_base=True))
         self._keeps_base = keeps_base(model)
         self._products.pack(_products(self._body, is_base=False))
@@ -60,7 +64,7 @@ class Modules:
         self._products.pack(_products(self._body, is_base=False))
 
 
-_LINEAR = (nn.Linear, LoraLinear)
+_LINEAR = (nn.Linear, LoraLinear, NF4Linear, LoraNF4Linear)
 """Layers that compute no more than these do; a router may be a linear layer of another kind."""
 
 
