@@ -13,19 +13,19 @@ PACKAGE = ROOT / "rhymeflow"
 ROOMS = {
     "calibration.py": 441, "cli": 1_308, "cluster.py": 265, "config": 2_758, "core": 3_743,
     "cpu": 1_022, "dashboard": 1_668, "data": 1_616, "doctor.py": 191, "emulation.py": 255,
-    "engine": 4_144,
+    "engine": 4_148,
     "environments": 4_347, "evaluation": 349, "export": 707, "histospec": 1_997, "learner": 4_265,
-    "memory.py": 441, "models": 2_450, "observe": 3_401, "placement.py": 140, "pool.py": 542,
+    "memory.py": 448, "models": 2_601, "observe": 3_401, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_477, "sandbox": 404,
     "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_388, "weights": 1_836,
-    "workers": 2_340,
+    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_389, "weights": 1_836,
+    "workers": 2_344,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 554  # lines of all other files at the first level together
+ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_466, "tests": 45_075, "benchmarks": 8_576}
+TOTALS = {"rhymeflow": 58_648, "tests": 45_252, "benchmarks": 8_576}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 363
+    assert len(python_files(PACKAGE)) <= 364
 
 
 def test_a_name_is_that_of_one_class():
