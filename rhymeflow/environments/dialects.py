@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
@@ -371,16 +373,41 @@ def _messages(body: dict[str, Any]) -> Iterator[Piece]:
         if isinstance(each.get("content"), str):
             each = {"content": [{"type": "text", "text": each["content"]}]}
         blocks = list(_each(each, "content", where, _BLOCKS[role]))
-        for name in _BLOCKS[role]:  # in the order of a turn
-            found = [(at, block) for at, kind, block in blocks if kind == name]
-            if name == "text" and (found or role == "assistant"):
-                text = "\n".join(_text(block, "text", at) for at, block in found)
-                yield where, "say" if role == "assistant" else "user", text, None, None
-            for at, block in found:
-                if name == "thinking":
-                    yield at, "think", _text(block, "thinking", at), None, None
-                elif name == "tool_use":
-                    yield at, "call", _text(block, "id", at), block.get("name"), block.get("input")
-                elif name == "tool_result":
-                    id = _text(block, "tool_use_id", at)
-                    yield at, "answer", id, _text(block, "content", at), None
+        yield from (_turn if role == "assistant" else _heard)(where, blocks)
+
+
+Block = tuple[str, str, dict[str, Any]]
+"""Of Anthropic's: where it is, its type, and the block."""
+
+
+def _heard(where: str, blocks: list[Block]) -> Iterator[Piece]:
+    for kind, group in groupby(blocks, key=itemgetter(1)):
+        found = [(at, block) for at, _, block in group]
+        if kind == "text":
+            yield (
+                where,
+                "user",
+                "\n".join(_text(each, "text", at) for at, each in found),
+                None,
+                None,
+            )
+            continue
+        for at, each in found:
+            yield at, "answer", _text(each, "tool_use_id", at), _text(each, "content", at), None
+
+
+def _turn(where: str, blocks: list[Block]) -> Iterator[Piece]:
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {name: [] for name in _BLOCKS["assistant"]}
+    kinds = [*found]
+    for at, kind, block in blocks:
+        if kind == "text" and not _text(block, "text", at):
+            continue
+        if any(found[later] for later in kinds[kinds.index(kind) + 1 :]):
+            _refuse(at, f"a turn is {', '.join(kinds)}, in this order, in which templates write it")
+        found[kind].append((at, block))
+    for at, block in found["thinking"]:
+        yield at, "think", _text(block, "thinking", at), None, None
+    texts = [_text(block, "text", at) for at, block in found["text"]]
+    yield where, "say", "\n".join(texts), None, None
+    for at, block in found["tool_use"]:
+        yield at, "call", _text(block, "id", at), block.get("name"), block.get("input")

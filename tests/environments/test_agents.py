@@ -48,10 +48,11 @@ class Play:
         """In the order of their answers."""
         self.calls: dict[str, list[Asked]] = {}
         self.left: list[int] = []
+        self.patience = 30.0  # seconds until something is said
 
     def next(self) -> AgentTask:
         """What is said next."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + self.patience
         while not (done := self.agents.poll(time.monotonic())):
             assert time.monotonic() < until
             self.agents.wait(0.1)

@@ -343,6 +343,24 @@ def test_contexts_that_are_too_long_and_models():
     assert (found.id, found.display_name) == ("policy", "policy")
 
 
+def said_by(role, **texts):
+    """A message of Anthropic's, with blocks of these types in this order."""
+    blocks = [{"type": kind, kind: text} for kind, text in texts.items()]
+    return {"role": role, "content": blocks}
+
+
+def test_anthropics_blocks_keep_their_order():
+    called = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "5"}
+    texts = [{"type": "text", "text": text} for text in ("a", "", "b")]
+    said = {"role": "assistant", "content": [called, texts[1]]}
+    heard = {"role": "user", "content": [*texts, result, texts[0]]}
+    _, turn, *answers = call_of("messages", messages=[USER, said, heard]).messages
+    assert turn["tool_calls"]
+    found = [(each["role"], each["content"]) for each in answers]
+    assert found == [("user", "a\n\nb"), ("tool", "5"), ("user", "a")]
+
+
 def part(kind, **fields):
     return {"messages": [{"role": "user", "content": [{"type": kind, **fields}]}]}
 
@@ -395,6 +413,11 @@ CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "f
         ("responses", {"input": [{"type": "item_reference"}]}, "input[0].type: is str 'item_ref"),
         ("responses", {"input": [{"type": "reasoning", "summary": ["x"]}]}, "summary: is not"),
         ("messages", part("image"), "messages[0].content[0].type: is str 'image', should be"),
+        (
+            "messages",
+            {"messages": [USER, said_by("assistant", text="a", thinking="b"), USER]},
+            "messages[1].content[1]: a turn is thinking, text, tool_use, in this order",
+        ),
         ("messages", {"thinking": {"type": "enabled"}}, "data.chat_template_kwargs"),
         ("messages", {"tools": [{"type": "bash_20250124"}]}, "tools[0].type: is str 'bash"),
         ("tokens", {"sampling_params": {"logprobs": 5}}, "logprobs: Expected `bool`"),
