@@ -15,9 +15,16 @@ pytestmark = [pytest.mark.vllm, needs_vllm, pytest.mark.timeout(900)]
 
 SIZES = {
     "falcon_h1": {"hidden_size": 128, "head_dim": 32, "mamba_d_ssm": 128, "mamba_n_heads": 8},
+    "granitemoehybrid": {"hidden_size": 128, "mamba_d_head": 64, "mamba_n_groups": 1},
     "lfm2": {"hidden_size": 256, "conv_dim": 256, "block_dim": 256, "tie_word_embeddings": True},
-}
-"""vLLM's kernels for CPUs want heads of 32 numbers at least, and its LFM2 ties the head."""
+    "nemotron_h": {
+        "hidden_size": 128, "head_dim": 32, "mamba_head_dim": 32, "intermediate_size": 128,
+        "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "time_step_min": 1e-9,
+    },
+}  # fmt: skip
+"""vLLM's kernels for CPUs want heads of 32 numbers at least and gated experts, and its LFM2 ties
+the head. It has no least step, and normalises by groups where transformers' Granite does not."""
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -51,7 +51,10 @@ def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path, on_a_gpu)
 def test_on_cpus_layers_that_carry_a_state_are_those_that_were_compared(tmp_path):
     known = dict.fromkeys(["Lfm2ForCausalLM", "Qwen3NextForCausalLM"], OWN)
     message = refusal(check_supported, saved(tmp_path, config_of("qwen3_next")), known)
-    assert "but for models of type falcon_h1 and lfm2; run it on a GPU" in message
+    assert (
+        "but for models of type falcon_h1, granitemoehybrid, lfm2, nemotron_h; run it on a"
+        in message
+    )
     assert str(tmp_path) in message
     chosen = saved(tmp_path, config_of("lfm2"))
     check_supported(chosen, known)
@@ -60,6 +63,16 @@ def test_on_cpus_layers_that_carry_a_state_are_those_that_were_compared(tmp_path
     assert "set drafting.window = 'off'" in refusal(check_supported, drafting, known)
     attends = config_of("lfm2", layer_types=["full_attention"] * 2)
     check_supported(saved(tmp_path, attends).changed(drafting={"window": "cost"}), known)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("nemotron_h", "has no experts without gates"), ("granitemoehybrid", "mamba_n_groups = 2 in")],
+)
+def test_what_vllm_has_not_or_computes_otherwise_is_refused(name, says, tmp_path):
+    chosen = saved(tmp_path, config_of(name))
+    known = dict.fromkeys(architectures(load_config(chosen.model)), OWN)
+    assert says in refusal(check_supported, chosen, known)
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "lfm2"])
@@ -128,9 +141,10 @@ def test_of_a_model_with_a_part_for_images_vllm_runs_the_text_model(tmp_path):
 @pytest.mark.vllm
 def test_this_vllm_has_these(tmp_path, on_a_gpu):
     import_module("rhymeflow.engine.vllm.arguments").import_vllm()
+    groups = {"granitemoehybrid": {"mamba_n_groups": 1}}
     known = import_module("rhymeflow.engine.vllm.supported").known_models()
     for name in ("qwen3_next", "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "lfm2"):
-        check_supported(saved(tmp_path / name, config_of(name)), known)
+        check_supported(saved(tmp_path / name, config_of(name, **groups.get(name, {}))), known)
     assert "has no BambaForCausalLM" in refusal(
         check_supported, saved(tmp_path / "bamba", config_of("bamba")), known
     )

@@ -24,7 +24,7 @@ from rhymeflow.models.precision import resolve_device
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Ends of fields of a mixture's configuration. Beside an adapter vLLM computes experts in another
 way."""
-_ON_CPUS = ("falcon_h1", "lfm2")
+_ON_CPUS = ("falcon_h1", "granitemoehybrid", "lfm2", "nemotron_h")
 """Types with such layers whose log-probabilities in vLLM on CPUs tests compare."""
 _ASK = """
 import json
@@ -68,7 +68,13 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
             "spread over processes"
         )
     if resolve_device(config.model).type == "cpu":
-        _check_on_cpus(config, hf_config.model_type)
+        _check_on_cpus(config, hf_config)
+    if hf_config.model_type == "granitemoehybrid" and hf_config.mamba_n_groups > 1:
+        raise UserError(
+            f"rollout.engine = 'vllm': mamba_n_groups = {hf_config.mamba_n_groups} in config.json "
+            f"of model.name = {config.model.name!r}: vLLM {SUPPORTED} would normalise by groups, "
+            "which models of this type do not"
+        )
     if not is_own:
         raise UserError(
             f"rollout.engine = 'vllm': vLLM {SUPPORTED} has no {' or '.join(names)} "
@@ -76,12 +82,17 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
         )
 
 
-def _check_on_cpus(config: Config, model_type: str) -> None:
-    if model_type not in _ON_CPUS:
+def _check_on_cpus(config: Config, hf_config: PreTrainedConfig) -> None:
+    if hf_config.model_type == "nemotron_h" and "moe" in hf_config.layers_block_type:
+        raise UserError(
+            f"rollout.engine = 'vllm': on CPUs vLLM {SUPPORTED} has no experts without gates, as "
+            f"those of model.name = {config.model.name!r}; run it on a GPU"
+        )
+    if hf_config.model_type not in _ON_CPUS:
         raise UserError(
             f"rollout.engine = 'vllm': on CPUs vLLM {SUPPORTED} was not shown to compute layers "
             f"that carry a state, as those of model.name = {config.model.name!r}, but for models "
-            f"of type {' and '.join(_ON_CPUS)}; run it on a GPU"
+            f"of type {', '.join(_ON_CPUS)}; run it on a GPU"
         )
     if config.drafting.window != "off":
         raise UserError(
