@@ -4,7 +4,7 @@
 # make lint   the first three
 # make docs   the documentation as a site, in build/site
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
-# make test-verifiers   tasks of verifiers, which has an environment of its own
+# make test-verifiers   tasks of verifiers and clients of agents, which have an environment of their own
 # make test-ray   tests of Ray: several nodes on this machine, some of which are killed
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
@@ -104,9 +104,9 @@ EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proj
 
 # Without Rhymeflow, which agents do not need.
 .venv-verifiers/.installed: pyproject.toml
-	@echo "Installing verifiers into .venv-verifiers (once, about half a minute) ..."
+	@echo "Installing verifiers, litellm and openai-agents into .venv-verifiers (once, a minute or two) ..."
 	@python3 -m venv .venv-verifiers
-	@.venv-verifiers/bin/pip install --quiet $$($(BIN)/python -c '$(EXTRA)')
+	@.venv-verifiers/bin/pip install --quiet $$($(BIN)/python -c '$(EXTRA)') litellm openai-agents anthropic
 	@touch $@
 
 .venv-vllm/.installed: pyproject.toml scripts/install_vllm.py

@@ -1,8 +1,10 @@
-"""Tasks of verifiers, played by the policy, in a Python of their own: `make test-verifiers`.
+"""Tasks of verifiers, and other clients, in a Python of their own: `make test-verifiers`.
 
-The tasks' rubric, their MCP server, the harness and the client are verifiers' own.
+The tasks' rubric, their MCP server, the harness and the client are verifiers' own. In that Python
+OpenAI's client is version 2, in this one version 3.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ from rhymeflow.config import Config
 from rhymeflow.data.generators import generate
 from rhymeflow.environments.agents import Agents
 from rhymeflow.utils.objects import LOOPBACK
+from tests.environments import programs
 from tests.environments.test_agents import CHAT, END, Play
+from tests.environments.test_rendering import ids
 from tests.refused import refusal
+from tests.verifiers import clients
 
 PYTHON = os.environ.get("RHYMEFLOW_VERIFIERS", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="make test-verifiers names a Python that has it")
 SOURCE = "verifiers:sumtools"
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 41}}</tool_call>'
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +39,31 @@ def rows(num_train: int, num_held_out: int = 0, **options: Any) -> list[list[Any
 
 
 @pytest.fixture
-def play(tmp_path):
-    config = Config.model_validate(
-        {
-            "environment": {"agent": "verifiers", "agent_python": PYTHON},
-            "reward": {"functions": []},
-            "rollout": {"max_completion_length": 1000},
-        }
-    )
-    agents = Agents(config, CHAT, tmp_path / "log", LOOPBACK)
-    agents.start()
-    yield Play(agents, CHAT)
-    agents.close()
+def playing(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(agent):
+            environment = {"agent": agent, "agent_python": PYTHON, "idle_timeout": 120.0}
+            config = Config.model_validate(
+                {
+                    "environment": environment,
+                    "reward": {"functions": []},
+                    "rollout": {"max_completion_length": 1000},
+                }
+            )
+            agents = Agents(config, CHAT, tmp_path / "log", LOOPBACK)
+            stack.callback(agents.close)
+            agents.start()
+            play = Play(agents, CHAT)
+            play.patience = 120.0  # these libraries are slow to import
+            return play
+
+        yield start
+
+
+@pytest.fixture
+def play(playing):
+    return playing("verifiers")
 
 
 def test_tasks_are_rows():
@@ -75,3 +94,39 @@ def test_a_tool_of_its_server_answers_the_policy(play):
     first, second = play.read()
     assert second.startswith(first + call)
     assert "\n42<|im_end|>" in second[len(first) + len(call) :]
+
+
+def test_litellm_calls_a_tool_and_streams(playing):
+    play = playing(f"{clients.__file__}:uses_litellm")
+    says = [f"{CALL}{END}", f"42{END}", f"42{END}"]
+    assert play.episode(lambda n: says[n - 1], room=1000) == 42.0
+    first, second, again = play.read()
+    assert second == again
+    assert second.startswith(first + CALL)
+    assert [each.until.texts for each in play.asked["3.1"]] == [("\n\n",), (), ()]
+
+
+@pytest.mark.parametrize("responses", [False, True])
+def test_openai_agents_calls_a_function(playing, responses):
+    play = playing(f"{clients.__file__}:uses_openai_agents")
+    says = [f"{CALL}{END}", f"42{END}"]
+    assert play.episode(lambda n: says[(n - 1) % 2], room=1000, responses=responses) == 42.0
+    first, second, *again = play.read()
+    assert again == [first, second]
+    assert second.startswith(first + CALL)
+    assert "\n42<|im_end|>" in second[len(first) + len(CALL) :]
+
+
+def test_the_train_client_of_verifiers_has_the_tokens_that_were_sampled(playing, tmp_path):
+    CHAT.save_pretrained(tmp_path / "tokenizer")
+    play, said = playing(f"{clients.__file__}:uses_train_client"), f"42{END}"
+    about = {"tokenizer": str(tmp_path / "tokenizer"), "sampled": ids(CHAT, said)}
+    assert play.episode(lambda n: said, room=1000, **about) == len(about["sampled"])
+    assert "What is 2 + 40?" in play.read()[0]
+
+
+def test_the_second_version_of_openais_client_works_unchanged(playing):
+    play = playing(f"{programs.FILE}:official_clients")
+    says = f"I add. {CALL}{END}"
+    reward = play.episode(lambda n: f"{n}{END}" if n < 6 else says, room=1000, prompt="add")
+    assert reward == 21.0
