@@ -46,7 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     rows, found = PARTS[args.part](args)
     name = "emulated" if args.part == "schedules" else f"emulated-{args.part}"
-    return harness.report(name, rows, found, args, notes())
+    command = made_by(rows) if args.part == "schedules" else None
+    return harness.report(name, rows, found, args, notes(), command)
+
+
+def made_by(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the commands that made the runs, which may be more than those of this one."""
+    seeds = {row["setting"]: 0 for row in rows}
+    for row in rows:
+        seeds[row["setting"]] = max(seeds[row["setting"]], row["seeds"])
+    made = "rhymeflow bench emulated --setting {} --seeds {} --record".format
+    return " && ".join(made(*each) for each in seeds.items())
 
 
 def schedules(args: argparse.Namespace) -> harness.Found:

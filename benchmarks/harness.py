@@ -193,17 +193,19 @@ def report(
     targets: Sequence[Target],
     args: argparse.Namespace,
     notes: str = "",
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Print the table, record it with `--record`, print the JSON line with `--json`; return it.
 
-    `rows` may have different columns; `notes` says how the figures were measured.
+    `rows` may have different columns; `notes` says how the figures were measured, `command` what
+    measured them, if another than this one.
     """
     result = {
         "name": name,
         "rows": [dict(row) for row in rows],
         "targets": [{**asdict(t), "met": t.met, "text": t.text()} for t in targets],
         "notes": notes,
-        "command": _command(),
+        "command": command or _command(),
         "machine": machine(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

@@ -4,8 +4,10 @@ import pytest
 
 from tests.fuzzing import KINDS, problem
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_traceback_and_nothing_ignored(kind, tmp_path):
-    found = {seed: problem(KINDS[kind], seed, tmp_path) for seed in range(60)}
+    found = {seed: problem(KINDS[kind], seed, tmp_path) for seed in range(300)}
     assert {seed: what for seed, what in found.items() if what} == {}

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import emulated, harness
 from rhymeflow.errors import UserError
 
 
@@ -80,14 +80,44 @@ def test_a_record_says_which_command_made_it_and_the_command_works(path):
     assert f"    {result['command']}\n" in text
     if "Archived: the command works at commit `" in text:
         return
-    now = re.search(r"^Now: `([^`]*)`", text, re.MULTILINE)
-    program, bench, name, *options = shlex.split(now[1] if now else result["command"])
-    assert (program, bench) == ("rhymeflow", "bench")
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    harness.add_common_arguments(parser)
-    importlib.import_module(f"benchmarks.{name}").add_arguments(parser)
-    options = [sys.executable if option.endswith("/python") else option for option in options]
-    assert parser.parse_args(options).record
+    for command in commands(path):
+        program, bench, name, *options = shlex.split(command)
+        assert (program, bench) == ("rhymeflow", "bench")
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        harness.add_common_arguments(parser)
+        importlib.import_module(f"benchmarks.{name}").add_arguments(parser)
+        options = [sys.executable if option.endswith("/python") else option for option in options]
+        assert parser.parse_args(options).record
+
+
+def commands(record):
+    """Those that made it, as they are called today."""
+    now = re.search(r"^Now: `([^`]*)`", record.with_suffix(".md").read_text(), re.MULTILINE)
+    return (now[1] if now else json.loads(record.read_text())["command"]).split(" && ")
+
+
+def test_the_page_of_measurements_has_the_commands_of_its_records():
+    """But for what changes no figure."""
+    page = (harness.RESULTS.parents[1] / "docs" / "performance.md").read_text()
+    rows = [
+        line for line in page.splitlines() if "/results/" in line and "`rhymeflow bench" in line
+    ]
+    assert len(rows) > 20
+    for row in rows:
+        record = harness.RESULTS / re.search(r"/results/([\w-]+)\.md", row)[1]
+        made = [
+            re.sub(r" --(record|json|jobs 1)\b", "", each)
+            for each in commands(record.with_suffix(".json"))
+        ]
+        made = [re.sub(r"\S+/python", "PATH", each) for each in made]
+        assert set(re.findall("`(rhymeflow bench [^`]+)`", row)) <= set(made), record.name
+
+
+def test_a_record_of_runs_that_accumulate_names_what_made_them():
+    rows = [{"setting": name, "seeds": seeds} for name, seeds in (("a", 3), ("a", 2), ("c", 1))]
+    a, c = emulated.made_by(rows).split(" && ")
+    assert a == "rhymeflow bench emulated --setting a --seeds 3 --record"
+    assert c == "rhymeflow bench emulated --setting c --seeds 1 --record"
 
 
 def test_the_python_of_another_environment_is_looked_at_before_anything_is_measured(tmp_path):

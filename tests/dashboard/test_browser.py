@@ -159,6 +159,17 @@ def _files(run_dir: Path) -> None:
     (run_dir / "summary.json").write_text(json.dumps({"seconds": 1.0}))
 
 
+def taught(run_dir: Path, model_dir: Path) -> None:
+    """Metrics of twelve steps under a teacher alone: no rewards, and a divergence that falls."""
+    made = MadeRun(run_dir, model_dir)
+    made.store.record(0.5, [InstanceJoined("rollout-0", 0, 8, 100)])
+    made.close()
+    with (run_dir / "metrics.jsonl").open("w") as file:
+        for step in range(1, 13):
+            row = {"step": step, "time": 2.0 * step, "step_time": 2.0}
+            file.write(json.dumps(row | {"distillation/divergence": 3 / step}) + "\n")
+
+
 def hostile(run_dir: Path, model_dir: Path) -> None:
     """One group, all of whose texts are HTML."""
     made = MadeRun(run_dir, model_dir)
@@ -171,7 +182,8 @@ def hostile(run_dir: Path, model_dir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Over four runs: two simulated ones, a conversation with turns, and a hostile policy's."""
+    """Over five runs: two simulated ones, a conversation with turns, a hostile policy's, and one
+    under a teacher."""
     folder = tmp_path_factory.mktemp("runs")
     fields = {**FIELDS, "learner.max_steps": "8"}
     simulate(read_config("demo", fields), output=folder / "one")
@@ -179,7 +191,8 @@ def address(tmp_path_factory):
     simulate(read_config("demo", changed), output=folder / "two")
     conversation(folder / "talk", folder / "model")
     hostile(folder / "hostile", folder / "model")
-    runs = [Run(folder / name, name) for name in ("one", "two", "talk", "hostile")]
+    taught(folder / "taught", folder / "model")
+    runs = [Run(folder / name, name) for name in ("one", "two", "talk", "hostile", "taught")]
     with serving(runs) as client:
         yield f"http://127.0.0.1:{client.port}/"
 
@@ -453,6 +466,17 @@ def test_the_first_screen_says_how_it_is(seen, address):
     flat = page.locator(".chart", has_text="Learning rate").locator("canvas")
     top, bottom, height = flat.evaluate(ROWS)
     assert 0.2 * height < top <= bottom < 0.8 * height, "a flat curve is not at the frame"
+
+
+def test_a_run_without_rewards_says_how_far_from_its_teacher_it_is(seen, address):
+    seen.open(f"{address}#/taught/run")
+    figures = " ".join(seen.page.locator(".stats").inner_text().split())
+    assert "Divergence from the teacher" in figures
+    assert "0.382 mean of the last 8 steps, -1.180 since the first 4" in figures
+    assert "Reward of training" not in figures
+    titles = seen.page.locator(".chart h3").all_inner_texts()
+    assert "Divergence from the teacher" in titles
+    assert "Reward" not in titles
 
 
 ABOVE = """document.querySelector(".verdicts").compareDocumentPosition(
