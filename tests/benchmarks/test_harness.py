@@ -97,18 +97,19 @@ def commands(record):
 
 
 def test_the_page_of_measurements_has_the_commands_of_its_records():
-    """But for what changes no figure."""
+    """As they were or as they are called today; but for what changes no figure."""
     page = (harness.RESULTS.parents[1] / "docs" / "performance.md").read_text()
     rows = [
         line for line in page.splitlines() if "/results/" in line and "`rhymeflow bench" in line
     ]
     assert len(rows) > 20
     for row in rows:
+        if "/chaos.md" in row:
+            continue  # its runs accumulate, and the record has the command of the last
         record = harness.RESULTS / re.search(r"/results/([\w-]+)\.md", row)[1]
-        made = [
-            re.sub(r" --(record|json|jobs 1)\b", "", each)
-            for each in commands(record.with_suffix(".json"))
-        ]
+        then = json.loads(record.with_suffix(".json").read_text())["command"].split(" && ")
+        made = [*commands(record.with_suffix(".json")), *then]
+        made = [re.sub(r" --(record|json|jobs 1)\b", "", each) for each in made]
         made = [re.sub(r"\S+/python", "PATH", each) for each in made]
         assert set(re.findall("`(rhymeflow bench [^`]+)`", row)) <= set(made), record.name
 
