@@ -104,9 +104,10 @@ def test_the_page_of_measurements_has_the_commands_of_its_records():
     ]
     assert len(rows) > 20
     for row in rows:
-        if "/chaos.md" in row:
-            continue  # its runs accumulate, and the record has the command of the last
         record = harness.RESULTS / re.search(r"/results/([\w-]+)\.md", row)[1]
+        is_archived = "Archived: " in record.with_suffix(".md").read_text()
+        if is_archived or record.name == "chaos":
+            continue  # runs of the latter accumulate: it has the command of the last
         then = json.loads(record.with_suffix(".json").read_text())["command"].split(" && ")
         made = [*commands(record.with_suffix(".json")), *then]
         made = [re.sub(r" --(record|json|jobs 1)\b", "", each) for each in made]
