@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_686, "tests": 45_447, "benchmarks": 8_576}
+TOTALS = {"rhymeflow": 58_686, "tests": 45_505, "benchmarks": 8_588}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
