@@ -43,9 +43,9 @@ CORRECTIONS: dict[str, dict[str, str]] = {
         "importance_sampling_cap": "3",  # TRL's default with vLLM: `sequence_mask`
     },
 }
-DEFAULT, BEST, ALGORITHM = "tis", "none", "dapo"
+DEFAULT, WEIGHTED, ALGORITHM = "none", "tis", "dapo"
 ALGORITHMS = "grpo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"
-"""Beside the default one, each with `BEST`, and with the default correction."""
+"""Beside the default one, with the default correction and with weights of tokens."""
 USUAL, HIGH, TENFOLD = 2e-4, 8e-4, 2e-3
 """Learning rates: the recipe's; about the highest at which fresh responses learn; ten times it."""
 STEPS, GROUPS, EPOCH = 48, 16, 128
@@ -79,17 +79,17 @@ class Side(NamedTuple):
 
 SIDES = [
     # In the order of their runs: what is asked first, then what fills the map in. Without
-    # staleness there is nothing to correct.
-    Side(HIGH, 0, DEFAULT),
+    # staleness there is nothing to correct; these runs go by `WEIGHTED`.
+    Side(HIGH, 0, WEIGHTED),
     *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, FIRST)),
-    *(Side(USUAL, bound, DEFAULT) for bound in (0, *FIRST)),
-    *(Side(HIGH, 0, DEFAULT, name) for name in ALGORITHMS),
-    *(Side(HIGH, bound, BEST, name) for name, bound in itertools.product(ALGORITHMS, FIRST)),
-    *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, LATER)),
-    *(Side(USUAL, bound, DEFAULT) for bound in LATER),
-    *(Side(USUAL, bound, BEST) for bound in BOUNDS[1:]),
-    Side(TENFOLD, 0, DEFAULT),
+    *(Side(USUAL, bound, WEIGHTED) for bound in (0, *FIRST)),
+    *(Side(HIGH, 0, WEIGHTED, name) for name in ALGORITHMS),
     *(Side(HIGH, bound, DEFAULT, name) for name, bound in itertools.product(ALGORITHMS, FIRST)),
+    *(Side(HIGH, bound, how) for how, bound in itertools.product(CORRECTIONS, LATER)),
+    *(Side(USUAL, bound, WEIGHTED) for bound in LATER),
+    *(Side(USUAL, bound, DEFAULT) for bound in BOUNDS[1:]),
+    Side(TENFOLD, 0, WEIGHTED),
+    *(Side(HIGH, bound, WEIGHTED, name) for name, bound in itertools.product(ALGORITHMS, FIRST)),
 ]
 
 
@@ -215,18 +215,18 @@ def draw(runs: Sequence[Run]) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 3, sharey=True)
     found = by_side(runs)
-    usual = [(how, how, ALGORITHM) for how in (BEST, DEFAULT)]
+    usual = [(how, how, ALGORITHM) for how in (DEFAULT, WEIGHTED)]
     for axes, title, rate, lines in (
         (panels[0], ALGORITHM, HIGH, [(how, how, ALGORITHM) for how in CORRECTIONS]),
-        (panels[1], BEST, HIGH, [(name, BEST, name) for name in (ALGORITHM, *ALGORITHMS)]),
+        (panels[1], DEFAULT, HIGH, [(name, DEFAULT, name) for name in (ALGORITHM, *ALGORITHMS)]),
         (panels[2], ALGORITHM, USUAL, usual),
     ):
-        if fresh := found.get(Side(rate, 0, DEFAULT)):
+        if fresh := found.get(Side(rate, 0, WEIGHTED)):
             reward = statistics.median(each.reward for each in fresh)
             how = {"color": "grey", "linestyle": ":", "linewidth": 1.2}
             axes.axhline(reward, label=f"{ALGORITHM}, bound 0", **how)
         for number, (label, correction, algorithm) in enumerate(lines):
-            sides = [Side(rate, b, correction if b else DEFAULT, algorithm) for b in BOUNDS]
+            sides = [Side(rate, b, correction if b else WEIGHTED, algorithm) for b in BOUNDS]
             at = {p: [r.reward for r in found[s]] for p, s in enumerate(sides) if s in found}
             if not any(at):  # at bound 0 all corrections are one run
                 continue

@@ -258,14 +258,15 @@ class LearnerConfig(Section):
     `rollout.max_completion_length` the reward falls by up to `overlong_penalty`. 0: none."""
     overlong_penalty: PositiveFloat = 1.0
     """What a response of the greatest length loses by `overlong_buffer`."""
-    off_policy_correction: Literal["none", "proximal", "tis", "decoupled"] = "tis"
-    """Correction for tokens that an older policy mu sampled. `tis` and `decoupled` clip around
-    pi_prox, the learner's policy before the batch's first optimizer step, and multiply each token's
-    clipped objective by a constant weight, of u = pi_prox / mu. `tis` (token-level truncated
-    importance sampling): the weight is min(u, cap). `decoupled` (decoupled PPO as AReaL runs it):
-    the weight is u, or 0 if u is above the cap. `proximal`: clips around pi_prox, without a weight
-    (verl's and TRL's way without a correction). `none`: no weight, and the clip is around mu. The
-    KL term is not weighted."""
+    off_policy_correction: Literal["none", "proximal", "tis", "decoupled"] = "none"
+    """Correction for tokens that an older policy mu sampled. `none`: no weight; the clip is around
+    mu, so what staleness moved past it has no gradient (PPO; docs/off-policy.md says why this is
+    the default). `tis` and `decoupled` clip around pi_prox, the learner's policy before the batch's
+    first optimizer step, and multiply each token's clipped objective by a constant weight, of u =
+    pi_prox / mu. `tis` (token-level truncated importance sampling): the weight is min(u, cap).
+    `decoupled` (decoupled PPO as AReaL runs it): the weight is u, or 0 if u is above the cap.
+    `proximal`: clips around pi_prox, without a weight (verl's way without a correction). The KL
+    term is not weighted."""
     importance_sampling_cap: PositiveFloat = 2.0
     """The cap of `off_policy_correction`; StaleFlow's authors use 2."""
     importance_sampling_floor: PositiveFloat | None = None

@@ -48,18 +48,24 @@ MASKS = {"seq_mean_k2": 2.0, "token_k1": 9.0, "veto": 1e-4}
 SETTINGS = {
     **{name: {"algorithm": name, **SEVERAL} for name in ALGORITHMS},
     "gspo": {"algorithm": "gspo", "epsilon": 0.2, **SEVERAL},
-    "gspo around mu": {"algorithm": "gspo", "epsilon": 0.2, "off_policy_correction": "none"},
+    "gspo around pi_prox": {"algorithm": "gspo", "epsilon": 0.2, "off_policy_correction": "tis"},
     "gspo_token": {"algorithm": "gspo_token", "epsilon": 0.2, "beta": 0.1, **SEVERAL},
     "ppo": {
         **{"algorithm": "ppo", "beta": 0.2, "kl_in": "reward", "kl_estimator": "k1"},
         **{"critic_learning_rate": 0.02, **SEVERAL},
     },
-    "sequence": {"off_policy_level": "sequence", "importance_sampling_cap": 1.1, **SEVERAL},
+    "sequence": {
+        **{"off_policy_correction": "tis", "off_policy_level": "sequence"},
+        **{"importance_sampling_cap": 1.1, **SEVERAL},
+    },
     "masks": {"off_policy_masks": MASKS, "off_policy_correction": "proximal"},
     "entropy": {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, **SEVERAL},
     "KL in the reward": {"beta": 0.2, "kl_in": "reward", "kl_estimator": "k1", **SEVERAL},
     "KL in the loss": {"beta": 0.2, "kl_estimator": "k2", **SEVERAL},
-    "normalized": {"normalize_importance_weights": True, "off_policy_mask_threshold": 0.05},
+    "normalized": {
+        **{"off_policy_correction": "tis", "normalize_importance_weights": True},
+        "off_policy_mask_threshold": 0.05,
+    },
 }
 
 
@@ -88,7 +94,8 @@ def same_metrics_but_packing(found: dict, expected: dict) -> None:
 def test_masked_and_weighted_tokens_are_logged():
     metrics = tiny_learner(off_policy_masks={"veto": 0.9}).train(made_up_batch(), 0)
     assert metrics["off_policy/masked_share"] > 0.9
-    metrics = tiny_learner(normalize_importance_weights=True).train(made_up_batch(), 0)
+    weights = {"off_policy_correction": "tis", "normalize_importance_weights": True}
+    metrics = tiny_learner(**weights).train(made_up_batch(), 0)
     assert metrics["off_policy/mean_weight"] == pytest.approx(1.0)
 
 
@@ -254,12 +261,12 @@ def test_bounds_of_ratios_that_are_all_1_are_reported():
         ({"algorithm": "gspo"}, ""),
         ({"epsilon_high": None}, ""),
         ({"epsilon": 0.1, "num_minibatches": 2}, ""),
-        ({"epsilon": 0.1, "off_policy_correction": "none"}, ""),
+        ({"epsilon": 0.1, "off_policy_correction": "none"}, ""),  # the default
         ({"epsilon": 0.1}, "learner.epsilon: without effect"),
         ({"epsilon": 0.1, "delta": 3.0}, "learner.epsilon, learner.delta: without effect"),
         ({"algorithm": "sapo", "sapo_temperature_pos": 2.0}, "learner.sapo_temperature_pos:"),
     ):
-        found = learner_config(**given).bounds_without_effect
+        found = learner_config(**{"off_policy_correction": "tis"} | given).bounds_without_effect
         assert found.startswith(said)
         assert bool(found) == bool(said)
 

@@ -133,14 +133,15 @@ def test_what_is_forgotten_has_no_part_in_the_step():
 
 
 def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
-    learner = tiny_learner(num_iterations=3, num_minibatches=2, learning_rate=0.02)
+    options = {"off_policy_correction": "tis", "learning_rate": 0.02}
+    learner = tiny_learner(num_iterations=3, num_minibatches=2, **options)
     metrics = learner.train(made_up_batch(), 0)
     assert metrics["clip_ratio/region_mean"] > 0.0
     assert metrics["clip_ratio/region_mean"] == pytest.approx(
         metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
     )
     assert learner.version == 1
-    once = tiny_learner(learning_rate=0.02).train(made_up_batch(), 0)
+    once = tiny_learner(**options).train(made_up_batch(), 0)
     assert once["clip_ratio/region_mean"] == 0.0
     # Mismatch is that of the policy when the step began, however many steps follow.
     assert metrics["off_policy/mismatch_kl"] == pytest.approx(once["off_policy/mismatch_kl"])
@@ -167,11 +168,16 @@ def test_bfloat16_gradient_is_near_float32():
     assert float(torch.cosine_similarity(a, b, dim=0)) > 0.99
 
 
-def test_of_several_optimizer_steps_one_is_skipped_and_again():
+@pytest.mark.parametrize("correction", ["none", "proximal", "tis"])
+def test_of_several_optimizer_steps_one_is_skipped_and_again(correction):
     """Another learner comes to the same weights by the numbers alone, whatever its gradient is."""
     batch = made_up_batch()
     batch[-1].logprobs[0] = float("nan")
-    learner, other = (tiny_learner(num_minibatches=2, num_iterations=2) for _ in "12")
+    options = {"num_minibatches": 2, "num_iterations": 2, "off_policy_correction": correction}
+    learner, other = (tiny_learner(**options) for _ in "12")
+    if correction == "proximal":  # mu has no part in the loss
+        assert learner.train(batch, 0)["skipped_steps"] == 0
+        return
     assert learner.train(batch, 0)["skipped_steps"] == 2
     assert (learner.version, learner.skipped.keys()) == (1, {1, 3})
     assert "gradient is not finite" in learner.skipped[1]

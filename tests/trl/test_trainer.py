@@ -129,7 +129,7 @@ def test_steps_are_trls_and_versions_ours(tmp_path, capsys):
         ({"use_vllm": True, "vllm_importance_sampling_correction": False},
          "learner.off_policy_correction", "proximal"),
         ({"top_entropy_quantile": 0.2}, "learner.top_entropy_quantile", 0.2),
-        ({}, "learner.off_policy_correction", "tis"),
+        ({}, "learner.off_policy_correction", "none"),
         ({"rhymeflow": {"beta": 0.5, "schedule.name": "synchronous"}}, "learner.beta", 0.5),
     ],
 )  # fmt: skip

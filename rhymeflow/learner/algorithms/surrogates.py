@@ -51,8 +51,10 @@ class Responses:
 
 
 def bounded(log_ratio_R: Tensor) -> Tensor:
-    """Clamp log-ratios to +-`MOST_LOG_RATIO`; past it they carry no gradient."""
-    return log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+    """Clamp log-ratios to +-`MOST_LOG_RATIO`; past it they carry no gradient. NaN stays NaN, with
+    its gradient, which a clamp alone would make 0: the step is to be skipped and said."""
+    clamped_R = log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+    return torch.where(log_ratio_R.isnan(), log_ratio_R, clamped_R)
 
 
 def clip_range(config: LearnerConfig) -> tuple[float, float]:
