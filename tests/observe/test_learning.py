@@ -47,7 +47,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "responses cut": [{"completions/clipped_ratio": 0.8}] * WINDOW,
     "entropy gone": [{"entropy": 0.001}] * WINDOW,
     "tokens clipped": [{"clip_ratio/region_mean": 0.2}] * WINDOW,
-    "mismatch": [{"off_policy/mismatch_kl": 0.3}] * WINDOW,
+    "mismatch": [{"off_policy/mismatch_kl": 0.04}] * WINDOW,
     "reference runs away": [{"kl": 3.0}] * WINDOW,
     "groups filtered": endings("filtered", 200.0),
     "rewards fail": [{"rewards/failed": 4.0}] * WINDOW,
