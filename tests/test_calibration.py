@@ -105,6 +105,10 @@ def test_the_log_of_a_run_gives_the_machine_it_ran_on(schedule: str, tmp_path: P
     assert "was not saved: --output FILE.json" in found.text(None)
 
 
+CLIPPED = {"learner.num_iterations": "2", "learner.off_policy_correction": "proximal"}
+"""Around the policy before the step, which takes a pass."""
+
+
 def test_what_cannot_be_fitted_is_said(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "a.json").mkdir()
     (tmp_path / "b").write_text("")
@@ -112,7 +116,7 @@ def test_what_cannot_be_fitted_is_said(tmp_path: Path, refused: Callable[..., st
     simulate(read_config("demo", small), output=tmp_path / "drafted")
     small["drafting.window"] = "off"
     simulate(read_config("demo", small), output=tmp_path / "short")
-    beside = {"judged": {"learner.algorithm": "ppo"}, "twice": {"learner.num_iterations": "2"}}
+    beside = {"judged": {"learner.algorithm": "ppo"}, "twice": CLIPPED}
     for name, changes in beside.items():
         simulate(read_config("demo", small | changes), output=tmp_path / name)
     table = [

@@ -139,7 +139,7 @@ WARM_UP = {"algorithm": "ppo", "critic_warmup_steps": 1}
     [
         {},
         SEVERAL,
-        {**SEVERAL, "off_policy_correction": "none"},
+        {**SEVERAL, "off_policy_correction": "tis"},
         {"algorithm": "ppo"},
         {"algorithm": "ppo", **SEVERAL},
         WARM_UP,
@@ -151,12 +151,12 @@ WARM_UP = {"algorithm": "ppo", "critic_warmup_steps": 1}
         {"beta": 0.1, "kl_in": "reward"},
         {"algorithm": "ppo", "beta": 0.1, "kl_in": "reward", **SEVERAL},
         {"top_entropy_quantile": 0.5},
-        {"normalize_importance_weights": True, "off_policy_level": "sequence"},
+        {"off_policy_correction": "tis", "off_policy_level": "sequence"},
         {"off_policy_masks": {"seq_mean_k2": 1.0}},
         GSPO,
         {**GSPO, **SEVERAL},
         {**GSPO, **SEVERAL, "num_minibatches": 2},
-        {**GSPO, **SEVERAL, "num_minibatches": 2, "off_policy_correction": "none"},
+        {**GSPO, **SEVERAL, "num_minibatches": 2, "off_policy_correction": "tis"},
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ WINDOW = 4  # steps that the evidence is of: a verdict needs as many
 NO_SPREAD, CUT, CLIPPED = 0.9, 0.7, 0.1
 """Shares of groups without a spread of rewards, of responses that are cut, of clipped tokens."""
 MISMATCH, RUNAWAY = 0.03, 1.0
-"""KL per token between sampler and learner (docs/off-policy.md has the runs that tell harm from that
+"""KL per token between sampler and learner (most runs of docs/off-policy.md's map end lower from that
 on), and from the reference to the policy."""
 COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 """What is left of the best mean reward; of the entropy of the first steps."""

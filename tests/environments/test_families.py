@@ -243,7 +243,7 @@ def test_a_conversation_without_its_reasoning_is_the_templates_own(name: str) ->
     begun = conversations.begun(call, asking, growing, 0).content
     assert begun == ("" if name != "glm4moe" else tok.decode(tokens[:-2]))
     growing.add(tokens[-2:], [-1.0] * 2)
-    turn, _ = conversations.turn(call, asking, growing, 0, limit=99)
+    turn, _ = conversations.turn(call, asking, growing, 0, "stop")
     assert turn.content.startswith(begun)
     body = dialect_answers.answer(call, [turn], created=0)
     known = [conversations.answered(call, asking, turn, 9)]
@@ -269,7 +269,7 @@ def test_what_a_turn_says_before_its_calls_reaches_the_program(name: str, says: 
     asking, growing = conversations.asking(call, []), conversations.growing(call)
     tokens = ids(tok, says + spoken.removeprefix("\n<think>so</think>\n"))
     growing.add(tokens, [-1.0] * len(tokens))
-    turn, _ = conversations.turn(call, asking, growing, 0, limit=999)
+    turn, _ = conversations.turn(call, asking, growing, 0, "stop")
     assert [each.name for each in turn.calls] == ["multiply"]
     assert turn.content == says
 

@@ -52,6 +52,7 @@ MUCH = {
 }
 RESPONSES = {
     "algorithm": "gspo",
+    "off_policy_correction": "tis",
     "epsilon": 0.2,
     "normalize_importance_weights": True,
     "top_entropy_quantile": 0.5,

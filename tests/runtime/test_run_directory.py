@@ -105,8 +105,8 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         if value is None
     }
     assert nulls == {
-        "model.gguf_file", "model.tokenizer", "data.eval_source", "data.system_prompt",
-        "data.assistant_prefix",
+        "model.gguf_file", "model.tokenizer", "model.quantization",
+        "data.eval_source", "data.system_prompt", "data.assistant_prefix",
         "data.max_prompt_length", "rollout.cpus", "rollout.python", "learner.cpus",
         "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.backup",
         "run.checkpoint_dir", "run.project", "run.entity", "run.run_group", "ray.address",
