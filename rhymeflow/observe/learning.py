@@ -24,8 +24,8 @@ WINDOW = 4  # steps that the evidence is of: a verdict needs as many
 NO_SPREAD, CUT, CLIPPED = 0.9, 0.7, 0.1
 """Shares of groups without a spread of rewards, of responses that are cut, of clipped tokens."""
 MISMATCH, RUNAWAY = 0.03, 1.0
-"""KL per token between sampler and learner (most runs of docs/off-policy.md's map end lower from that
-on), and from the reference to the policy."""
+"""KL per token between sampler and learner (from that on, most runs of the map in
+docs/off-policy.md end lower), and from the reference to the policy."""
 COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 """What is left of the best mean reward; of the entropy of the first steps."""
 BEYOND_NOISE = 3.0  # standard deviations of a step's mean reward that a collapse has to exceed
