@@ -32,6 +32,7 @@ from rhymeflow.models.lora import versioned
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import bytes_of
+from rhymeflow.weights.publish import row_digests
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
 RATES = (1e-6, 1e-5)
@@ -110,6 +111,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
 
     def pull(side: str, version: int) -> None:
         if base is not None:  # as an instance does
+            row_digests(manifest, into[side])
             base.check_part()
         held[side].pull(readers[side], version)
 

@@ -34,7 +34,7 @@ class Repacked:
         self._weight_OI = weight_OI
         self._product = packed(weight_OI, None)
         self._packed: Tensor | None = None
-        if weight_OI.dtype == torch.float32 and _can_pack(weight_OI):
+        if _can_pack(weight_OI):
             self._zeros = _packed(torch.zeros_like(weight_OI))
             self._packed = _packed(weight_OI)
 
@@ -83,6 +83,14 @@ class PackedProducts(TorchFunctionMode):
         for weight, bias in layers:
             if _can_pack(weight):
                 self._by_weight[id(weight)] = packed(weight.detach(), bias)
+
+    def repack(self, weights: Iterable[Tensor]) -> None:
+        """Do so with weights of an adapter, which are small and change often."""
+        for weight in weights:
+            if isinstance(known := self._by_weight.get(id(weight)), Repacked):
+                known.refresh()
+            elif _can_pack(weight):
+                self._by_weight[id(weight)] = Repacked(weight.detach())
 
     @property
     def has_any(self) -> bool:

@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rhymeflow.cpu import products
 from rhymeflow.cpu.products import Repacked, packed
 from rhymeflow.engine.native.body import Layers, Modules, body_for
 from rhymeflow.engine.native.cache import CacheSpan, KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.models import attention
+from rhymeflow.models.adapter_files import Adapter
+from rhymeflow.models.lora import attach, versioned
 from tests.learner.builders import tiny_model
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 3
@@ -112,3 +115,18 @@ def test_a_weight_that_is_packed_again_is_the_weight_packed(dtype):
         torch.testing.assert_close(product(x_TI), F.linear(x_TI, weight_OI))
     if dtype == torch.float32:  # a row depends on itself alone
         assert torch.equal(product(x_TI)[:3], product(x_TI[:3]))
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_new_values_of_an_adapter_are_summed_into_what_is_packed(kind, dtype, monkeypatch):
+    """To pack each matrix anew was most of what an instance stood still for."""
+    attach(model := tiny_model(kind, **SIZES), Adapter(4, 8.0, False, ("all-linear",), ()))
+    body = body_for(model.to(dtype))
+    with torch.no_grad():
+        for each in versioned(model).values():
+            each.normal_(std=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(products, "_packed", lambda weight_OI: pytest.fail("packed anew"))
+        body.refresh()
+    assert torch.equal(*(hidden_of(each, dtype, (5, 9)) for each in (body, body_for(model))))

@@ -45,9 +45,9 @@ class Modules:
         for layer in self._body.modules():
             if isinstance(layer, NF4Linear) and self._device.type == "cpu":
                 layer.hold()  # packed products know weights by their identity
-        self._products = PackedProducts(_products(self._body, is_base=True))
+        self._products = PackedProducts(_products(self._body))
         self._keeps_base = keeps_base(model)
-        self._products.pack(_products(self._body, is_base=False))
+        self._products.repack(_matrices(self._body))
 
     def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """Return the last hidden states [T, D] of a packed row of tokens at these positions."""
@@ -60,22 +60,26 @@ class Modules:
     def refresh(self) -> None:
         """Repack the model's weights after they changed in place."""
         if not self._keeps_base:
-            self._products.pack(_products(self._body, is_base=True))
-        self._products.pack(_products(self._body, is_base=False))
+            self._products.pack(_products(self._body))
+        self._products.repack(_matrices(self._body))
 
 
 _LINEAR = (nn.Linear, LoraLinear, NF4Linear, LoraNF4Linear)
 """Layers that compute no more than these do; a router may be a linear layer of another kind."""
 
 
-def _products(body: nn.Module, *, is_base: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield weight and bias of the linear layers, or the matrices of their adapters."""
+def _products(body: nn.Module) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield weight and bias of the linear layers."""
     for layer in body.modules():
-        if is_base and isinstance(layer, nn.Linear) and type(layer) in _LINEAR:
+        if isinstance(layer, nn.Linear) and type(layer) in _LINEAR:
             yield layer.weight, layer.bias
-        elif not is_base and isinstance(layer, LoraLinear):
-            yield layer.lora_A, None
-            yield layer.lora_B, None
+
+
+def _matrices(body: nn.Module) -> Iterator[Tensor]:
+    """Yield the matrices of the linear layers' adapters."""
+    for layer in body.modules():
+        if isinstance(layer, LoraLinear):
+            yield from (layer.lora_A, layer.lora_B)
 
 
 class _Layer(NamedTuple):
