@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rhymeflow.weights.manifest import Manifest, TensorSpec
+from rhymeflow.weights.manifest import Manifest, Slab, TensorSpec
 from rhymeflow.weights.proof import ProvedWeights, units_of
 
 MAX_LISTED = 1 / 8  # greatest share of a tensor's units that are listed
@@ -41,10 +41,15 @@ class Listed(NamedTuple):
     places: np.ndarray  # index of each changed unit in its block, [n] uint16
     values: np.ndarray  # new value of each changed unit, [n] uint16
 
-    def between(self, low: int, high: int) -> Listed:
-        """Return those of the blocks from `low` to below `high`."""
-        begin, end = (int(self.counts[:block].sum()) for block in (low, max(low, high)))
-        return Listed(self.counts[low:high], self.places[begin:end], self.values[begin:end])
+    def within(self, slab: Slab, first: int) -> Listed:
+        """Return those of a slab; they are of a part that begins at byte `first` of the tensor."""
+        from rhymeflow.weights.kernels import changes_within  # loads numba
+
+        sizes = (each // _UNIT for each in (first, slab.start, slab.length))
+        into = np.zeros_like(self.counts), *(np.empty_like(each) for each in self[1:])
+        found, kept = changes_within(*self, *sizes, slab.runs, slab.stride // _UNIT, into)
+        source, start = (self, found) if slab.runs == 1 else (into, 0)
+        return Listed(into[0], *(each[start : start + kept] for each in source[1:]))
 
 
 class Difference(NamedTuple):

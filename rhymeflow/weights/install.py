@@ -64,15 +64,17 @@ class SlabPlace:
         return hash_of(self._into.to(self._dtype), self.slab)
 
     def put(self, first: int, listed: Listed, staging: Staging) -> Hash:
-        """Apply changes of rows that begin at byte `first` of the tensor; return what that adds to
-        the digest."""
+        """Apply the slab's changes of rows that begin at byte `first` of the tensor; return what
+        that adds to the digest. The others are not brought to its device."""
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
         if self.view is not None and self._is_whole:
             return int(put_changes(self.view[0].view(np.uint16), *listed, INNER, first // 2))
+        mine = listed if self._is_whole else listed.within(self.slab, first)
+        if not len(mine.places):
+            return 0
         rows_RN, write = self._dense()
-        is_whole = self._is_whole
-        added = put_on_device(rows_RN, self.slab, listed, first, staging, is_whole=is_whole)
+        added = put_on_device(rows_RN, self.slab, mine, first, staging)
         write()
         return added
 

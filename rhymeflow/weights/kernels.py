@@ -128,6 +128,37 @@ def _find_few(a, b, places, values):
 
 
 @compiled
+def changes_within(counts, places, values, first, start, length, runs, stride, into):
+    """Keep the changes of `runs` of `length` units, the first at unit `start` of the tensor, each
+    `stride` after the one before, of changes of a part that begins at unit `first`. Sets `into`,
+    arrays as `counts`, `places` and `values`, but of a single run, whose changes lie together, the
+    counts alone; returns where the first of those kept is, and how many there are."""
+    new_counts, new_places, new_values = into
+    found, kept = int64(0), int64(0)
+    block, block_start = int64(0), int64(0)  # and number of the changes before it
+    for run in range(runs):
+        low = max(int64(0), start + run * stride - first)
+        high = min(start + run * stride + length - first, len(counts) * BLOCK)
+        while low < high:
+            while block < low // BLOCK:
+                block_start += counts[block]
+                block += 1
+            of_block = places[block_start : block_start + counts[block]]
+            end = min(high, (block + 1) * BLOCK)
+            a = np.searchsorted(of_block, low - block * BLOCK)
+            b = np.searchsorted(of_block, end - block * BLOCK)
+            found = found if kept else block_start + a
+            if runs > 1:
+                for k in range(b - a):
+                    new_places[kept + k] = places[block_start + a + k]
+                    new_values[kept + k] = values[block_start + a + k]
+            new_counts[block] += b - a
+            kept += b - a
+            low = end
+    return found, kept
+
+
+@compiled
 def put_changes(units, counts, places, values, inner, start):
     """Set the units that `find_changes` found in the part of `units` from unit `start` on; return
     what this adds to the hash."""

@@ -108,32 +108,18 @@ def _keys(device: str, num_bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return units, torch.from_numpy(limbs).to(device), values, blocks
 
 
-def put_on_device(
-    rows: Tensor, slab: Slab, listed: Listed, first: int, staging: Staging, *, is_whole: bool
-) -> Tensor:
-    """Apply changes, of a part that begins at byte `first` of the tensor, to the slab, whose
-    numbers are `rows`, [runs, numbers]; return what that adds to the digest. Unless the slab is the
-    whole tensor, changes of other numbers are left out, for which the host waits; those of other
-    blocks are not brought to the device."""
+def put_on_device(rows: Tensor, slab: Slab, listed: Listed, first: int, staging: Staging) -> Tensor:
+    """Apply changes of the slab, of a part that begins at byte `first` of the tensor, to its
+    numbers, `rows`, [runs, numbers]; return what that adds to the digest."""
     units_RL, device = rows.view(torch.int16), rows.device
-    if not is_whole:
-        end = slab.start + slab.stride * (slab.runs - 1) + slab.length
-        low, high = (max(0, each - first) // 2 for each in (slab.start, end))
-        listed = listed.between(low // BLOCK, -(-high // BLOCK))
-        first += low // BLOCK * BLOCK * 2
     counts, places, values = (staging.brought(each) for each in listed)
     starts = torch.arange(len(listed.counts), device=device) * BLOCK
     counts_B = counts.view(torch.int32).long()
     index_N = torch.repeat_interleave(starts, counts_B, output_size=len(listed.places))
     index_N += _unsigned(places.view(torch.int16)) + first // 2
     values_N = values.view(torch.int16)
-    at_N, length = index_N - slab.start // 2, units_RL.shape[1]
-    stride = slab.stride // 2 or max(1, length)
+    at_N, stride = index_N - slab.start // 2, slab.stride // 2 or max(1, units_RL.shape[1])
     run_N, column_N = at_N // stride, at_N % stride
-    if not is_whole:
-        is_here_N = (at_N >= 0) & (run_N < slab.runs) & (column_N < length)
-        index_N, run_N, column_N = index_N[is_here_N], run_N[is_here_N], column_N[is_here_N]
-        values_N = values_N[is_here_N]
     change_N = _unsigned(values_N) - _unsigned(units_RL[run_N, column_N])
     units_RL[run_N, column_N] = values_N
     return _terms(index_N, change_N, first // 2 + BLOCK * len(listed.counts)).sum()

@@ -76,6 +76,10 @@ def test_published_and_pulled_through_pinned_memory_once(sim):
         store.close()
 
 
+def units_of(tensors):
+    return torch.cat([each.contiguous().view(torch.int16).flatten() for each in tensors.values()])
+
+
 class AsIfAlone(Ranks):
     """A rank whose sums are its own."""
 
@@ -98,7 +102,7 @@ def test_a_rank_copies_its_rows(sim):
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_process_of_four_takes_its_quarter(rank, sim, monkeypatch):
-    """Rows of one tensor, columns of another, a copy of the third; of changes, its blocks' only."""
+    """Rows of one tensor, columns of another, a copy of the third; of changes, its own."""
     hashed, taken = [], {"embed": (0, 500 * rank, 500), "layer": (1, 194 * rank, 194)}
     tensors = made_up(0) | {"embed": torch.zeros(2000, 600).bfloat16()}
     tensors["layer"] = tensors["layer"][:, :776].clone()
@@ -126,12 +130,17 @@ def test_a_process_of_four_takes_its_quarter(rank, sim, monkeypatch):
         assert sim.num_bytes("to device") - sizes(parts) < 2 * SMALL  # with tables for each size
         assert bits(on("cpu", into)) == bits({n: each.clone() for n, each in parts.items()})
 
-        tensors["embed"].view(-1)[::10] += 1
+        before = units_of(parts)
+        for name in taken:
+            tensors[name].view(-1)[::31] += 1
         store.publish(1, tensors)
         sim.reset()
         assert installed.pull_part(reader, 1).weights.version == 1
-        counts = 4 * (tensors["embed"].numel() // 2**16 + 1)
-        assert sim.bytes["to device", "pinned"] <= 4 * (300_000 + 2 * 2**16) / 10 + counts
+        changed = (before != units_of(parts)).sum()
+        num_blocks = sum(-(-tensors[name].nbytes // 2**17) for name in taken)
+        assert sim.bytes["to device", "pinned"] == 4 * (changed + num_blocks)
+        assert sim.num_bytes("to host") < 100
+        assert sim.waits.total() <= 12, sim.waits
         assert bits(on("cpu", into)) == bits({n: each.clone() for n, each in parts.items()})
     finally:
         store.close()

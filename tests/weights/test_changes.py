@@ -133,7 +133,7 @@ def test_on_other_devices_the_hashes_and_bits_are_the_same(seed, dtype):
     found = Finder(manifest_of({"w": old})).find(proof.bytes_of(new), proof.bytes_of(old))
     into = old.clone().view(1, -1)
     slab, staging = Slab(0, into.nbytes), on_device.Staging(into.device)
-    more = int(on_device.put_on_device(into, slab, found.listed, 0, staging, is_whole=True))
+    more = int(on_device.put_on_device(into, slab, found.listed, 0, staging))
     assert bits({"w": into}) == bits({"w": new})
     expected = proof.digest(proof.bytes_of(new))
     assert (proof.digest(proof.bytes_of(old)) + more) % 2**64 == expected
