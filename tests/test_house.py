@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 448, "models": 2_601, "observe": 3_402, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_477, "sandbox": 404,
     "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_389, "weights": 1_836,
+    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_389, "weights": 1_860,
     "workers": 2_344,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_702, "tests": 45_541, "benchmarks": 8_591}
+TOTALS = {"rhymeflow": 58_726, "tests": 45_550, "benchmarks": 8_591}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
