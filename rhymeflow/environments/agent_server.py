@@ -44,10 +44,14 @@ class AgentServer:
         self.arrived: deque[HttpRequest] = deque()
         self.woken, self._wakes = Pipe(duplex=False)
         self._socket = socket.create_server((host, 0))
+        # Connections inherit it. asyncio sets it only where a socket names its protocol, and else
+        # an answer's body waits for the client's delayed acknowledgement of its headers: 40 ms.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = f"http://{host}:{self._socket.getsockname()[1]}"
         settings = uvicorn.Config(
             self._serve, log_level="critical", lifespan="off", access_log=False,
-            interface="asgi3", ws="none",
+            interface="asgi3", ws="none", proxy_headers=False, server_header=False,
+            date_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(settings)
         self._numbers = count()
@@ -107,6 +111,8 @@ class AgentServer:
                     return
                 if is_first:
                     headers = [(b"content-type", part.type.encode())]
+                    if part.is_last:  # else it would be sent, and read, in chunks
+                        headers.append((b"content-length", b"%d" % len(part.body)))
                     start = {"type": "http.response.start", "status": part.status}
                     await send(start | {"headers": headers})
                 is_first, is_last = False, part.is_last

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from rhymeflow.data.encode import Schema, Tokenizer
@@ -57,6 +57,7 @@ class TextRenderer:
         self._tokenizer, self._tools = tokenizer, list(tools)
         self._keeps_special = keeps_special
         self._special, self._text_ids = special_tokens(tokenizer), TokenIds(tokenizer)
+        self._stop_ids = lru_cache(self._ids)  # of the few texts that turns end with
 
     def said(self, tokens: list[int]) -> Said:
         """Return the text and the tool calls of a turn."""
@@ -263,7 +264,7 @@ class ChatRenderer(TextRenderer):
     def _after(self, stop: str, text: str) -> list[int]:
         """Return the tokens of the text after the stop token; encoded alone, some tokenizers would
         put a space before it."""
-        lead, ids = self._ids(stop), self._ids(stop + text)
+        lead, ids = self._stop_ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
 
     def before_calls(self, tokens: list[int]) -> str:

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.config import Config
 from rhymeflow.data.text import StopTexts, before_stop
-from rhymeflow.environments.agent_server import AgentServer
+from rhymeflow.environments.agent_server import AgentServer, HttpAnswer
 from rhymeflow.environments.agents import Agents, AgentTask, check_program
 from rhymeflow.environments.conversations import Conversations
 from rhymeflow.environments.dialects import read
@@ -568,4 +569,20 @@ def test_the_server_is_on_loopback_or_on_its_nodes_address():
     socket.create_connection(("127.0.0.2", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((LOOPBACK, port))
+    server.close()
+
+
+def test_an_answer_is_sent_at_once_and_with_its_length():
+    """Else its body would wait until the client acknowledges its headers, and come in chunks."""
+    server = AgentServer(LOOPBACK)
+    server.start()
+    client = HTTPConnection(server.address.removeprefix("http://"))
+    client.request("POST", "/", b"{}")
+    assert server.woken.poll(30)
+    server.answer(server.arrived[0].number, HttpAnswer(200, b"{}"))
+    assert client.getresponse().getheader("content-length") == "2"
+    [served] = server._server.server_state.connections
+    connection = served.transport.get_extra_info("socket")
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    client.close()
     server.close()
