@@ -129,9 +129,9 @@ Each can be set alone, in the file or on the command line, and wins. Resuming a 
 algorithm takes that one's values. `rhymeflow train --help=learner` describes every field; this
 page is written from the tables in the code (`python scripts/algorithms_page.py`).
 
-`beta`, the weight of the KL term, is 0 with each of them: it needs a reference model. Responses
-are corrected for the policy that sampled them by `off_policy_correction`, whatever the algorithm
-is.
+`beta`, the weight of the KL term, is 0 with each of them: it needs a reference model. What is
+done about responses that another policy sampled is `off_policy_correction`, whatever the algorithm
+is: by default ratios are to the policy that sampled.
 
 Losses, gradients, masks and advantages are those of TRL 1.16, verl and AReaL, as
 `tests/learner/test_oracle.py` shows.
@@ -157,8 +157,9 @@ recipe's learning rate. The held-out reward, greedy, is 0.383 at the start; its 
 | `reinforce_plus_plus_baseline` | 0.703 | 0.781 |
 | `ppo` with `critic_learning_rate: 1e-4` | 0.688 | 0.742 |
 
-A batch makes one optimizer step here, in which all ratios are 1: algorithms that differ in the
-ratio alone learn the same then, and are in one row.
+They were made with `off_policy_correction: tis`, the default of that day. A batch makes one
+optimizer step here, in which all ratios are then 1: algorithms that differ in the ratio alone learn
+the same, and are in one row. With `none` after 10 steps `gspo` is at 0.773, `rloo` at 0.844.
 
 ## A function of yours
 

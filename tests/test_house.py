@@ -16,16 +16,16 @@ ROOMS = {
     "engine": 4_163,
     "environments": 4_387, "evaluation": 349, "export": 707, "histospec": 1_997, "learner": 4_267,
     "memory.py": 448, "models": 2_601, "observe": 3_402, "placement.py": 140, "pool.py": 542,
-    "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_477, "sandbox": 404,
+    "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_494, "sandbox": 404,
     "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_039, "trl": 1_149, "utils": 1_389, "weights": 1_860,
+    "store": 2_594, "suites": 345, "trainer": 1_043, "trl": 1_149, "utils": 1_485, "weights": 1_860,
     "workers": 2_344,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_739, "tests": 45_567, "benchmarks": 8_591}
+TOTALS = {"rhymeflow": 58_856, "tests": 45_678, "benchmarks": 8_591}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 364
+    assert len(python_files(PACKAGE)) <= 365
 
 
 def test_a_name_is_that_of_one_class():

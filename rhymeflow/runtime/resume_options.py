@@ -3,13 +3,12 @@ cannot."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
-
-import xxhash
 
 from rhymeflow.config import Config
 from rhymeflow.config.environment import interpreter
@@ -20,6 +19,9 @@ from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
 from rhymeflow.store.checkpoint_dirs import is_url
 from rhymeflow.suites.suite import check_best_metric
+from rhymeflow.utils.code_digest import DIGESTS, digest_of_file, file_of_module
+from rhymeflow.utils.user_modules import names_pickle
+from rhymeflow.utils.user_values import described
 
 _OFF = frozenset(
     f"learner.{name}"
@@ -119,18 +121,33 @@ def _values(value: Any, path: str = "", depth: int = 99) -> dict[str, Any]:
 
 
 def changed_code(config: Config, digests: dict[str, str]) -> list[str]:
-    """Return a line for each file with functions or classes of the user that is not as in
+    """Return a line for each file or object with functions or classes of the user that is not as in
     `digests`, and put it there as it is. What such a file imports is not looked at."""
     found = []
     for value in _values(config.model_dump(mode="json")).values():
-        file = re.fullmatch(r"(.+\.py)(:\w+)?", value) if isinstance(value, str) else None
-        if file is None or not os.path.isfile(path := os.path.expanduser(file[1])):
-            continue
-        current = xxhash.xxh3_128(Path(path).read_bytes()).hexdigest()
-        if digests.get(name := f"code {path}", current) != current:
-            found.append(f"{path} has changed since the run was started last")
-        digests[name] = current
+        for name, current in _code(value) if isinstance(value, str) else ():
+            if digests.get(f"code {name}", current) != current:
+                found.append(f"{name} has changed since the run was started last")
+            digests[f"code {name}"] = current
     return found
+
+
+def _code(value: str) -> Iterator[tuple[str, str]]:
+    """Yield what code of the user a value of the configuration names, if any, and its digest."""
+    if names_pickle(value):
+        file, _, name = value.rpartition(":")
+        path = os.path.join(os.path.dirname(file), DIGESTS)
+        try:
+            yield f"{name} in {os.path.basename(file)}", json.loads(Path(path).read_bytes())[name]
+        except (OSError, ValueError, LookupError) as error:
+            raise UserError(f"{path}: has no digest of {name!r}: {described(error)}") from None
+    elif match := re.fullmatch(r"(.+\.py)(:\w+)?", value):
+        if os.path.isfile(given := os.path.expanduser(match[1])):
+            yield given, digest_of_file(given)
+    elif re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value) and not os.path.exists(value):
+        module = file_of_module(value.rpartition(".")[0])
+        if module is not None and module.endswith(".py"):
+            yield module, digest_of_file(module)
 
 
 def check_change(before: Config, after: Config, published: Version) -> None:

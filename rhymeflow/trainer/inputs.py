@@ -7,6 +7,7 @@ them and the run can be repeated.
     reward_model/     a reward model and its tokenizer, numbered where there are several
     train.jsonl       rows
     objects.pickle    functions and classes that cannot be imported by name
+    objects.json      their digests
 
 Until `write`, objects are only collected.
 """
@@ -29,6 +30,7 @@ from rhymeflow.data.prompts import plain
 from rhymeflow.environments.judged import judged_by, wants_environments
 from rhymeflow.errors import UserError
 from rhymeflow.utils import child, user_modules
+from rhymeflow.utils.code_digest import DIGESTS, digest_of_object
 
 Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
@@ -109,6 +111,8 @@ class Inputs:
         key = _free_name(title_of(given), self.by_value)
         self.by_value[key] = given
         self._files[OBJECTS] = user_modules.dumped(self.by_value)
+        digests = {each: digest_of_object(x) for each, x in self.by_value.items()}
+        self._files[DIGESTS] = json.dumps(digests).encode()
         return f"{self.folder / OBJECTS}:{key}"
 
     def write(self, folder: Path | None = None, *, begun: bool = False) -> None:
@@ -119,9 +123,9 @@ class Inputs:
             UserError: the resumed run began with other rows, another teacher or reward model.
         """
         folder = folder or self.folder
-        rows = {folder / name: data for name, data in self._files.items() if name != OBJECTS}
-        for path, data in rows.items():
-            if begun and path.exists() and path.read_bytes() != data:
+        for name, data in self._files.items():
+            path, is_rows = folder / name, name not in (OBJECTS, DIGESTS)
+            if is_rows and begun and path.exists() and path.read_bytes() != data:
                 raise UserError(
                     f"Trainer: {path} has other rows than the dataset that is given; a run resumes "
                     "with the dataset that it began with"

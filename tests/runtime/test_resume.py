@@ -27,8 +27,10 @@ from rhymeflow.runtime.resume_options import (
     with_options,
     with_values,
 )
+from rhymeflow.trainer.inputs import Inputs
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
+from rhymeflow.utils.code_digest import DIGESTS
 from tests.processes import Command
 from tests.runtime import even
 from tests.runtime.logs import audit, each_turn, train
@@ -143,6 +145,31 @@ def test_files_with_code_are_compared(tmp_path):
     (said,) = changed_code(config, digests)
     assert said.startswith(f"{mine} has changed")
     assert changed_code(config, digests) == [], "since the last start"
+
+
+def test_code_of_modules_and_of_no_file_is_compared(tmp_path, monkeypatch):
+    (tmp_path / "somewhere.py").write_text("def f(view): return None")
+    monkeypatch.syspath_prepend(tmp_path)
+    digests: dict[str, str] = {}
+
+    def begun(reward: object) -> list[str]:
+        inputs = Inputs(tmp_path / "run")
+        fields = {"function": inputs.name(reward, "it")}
+        inputs.write(begun=bool(digests))
+        given = {"schedule.sync": "somewhere.f", "reward.functions": json.dumps([fields])}
+        return changed_code(read_config("demo", given), digests)
+
+    assert begun(lambda completions: 1) == begun(lambda completions: 1) == []
+    (tmp_path / "somewhere.py").write_text("def f(view): return 1")
+    assert begun(lambda completions: 2) == [
+        "lambda in objects.pickle has changed since the run was started last",
+        f"{tmp_path / 'somewhere.py'} has changed since the run was started last",
+    ]
+    (tmp_path / "run" / "inputs" / DIGESTS).write_text("{")
+    spec = f"{tmp_path}/run/inputs/objects.pickle:lambda"
+    broken = read_config("demo", {"reward.functions": json.dumps([{"function": spec}])})
+    with pytest.raises(UserError, match=r"objects\.json: has no digest of 'lambda': JSONDecodeE"):
+        changed_code(broken, digests)
 
 
 def test_a_trainer_can_turn_off_what_its_run_had_and_name_files_as_before(monkeypatch, tmp_path):
