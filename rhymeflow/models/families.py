@@ -41,8 +41,8 @@ FAMILIES: dict[str, ModelFamily] = {
             *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
             *("seed_oss", "smollm3", "solar_open", "starcoder2"),
             # Windows, chunks, sinks, capped scores
-            *("cohere2", "gemma2", "gemma3", "gemma3_text", "granite_swa", "llama4_text"),
-            *("ministral", "olmo3", "vaultgemma"),
+            *("cohere2", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
+            *("granite_swa", "llama4_text", "ministral", "olmo3", "vaultgemma"),
             *("minicpm3", "youtu"),  # latent attention
         ),
         ModelFamily(),
@@ -51,10 +51,6 @@ FAMILIES: dict[str, ModelFamily] = {
         ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), ModelFamily(not_vllm=_LATENT)
     ),
     "diffllama": ModelFamily(not_native="attends more than once in a layer"),
-    **dict.fromkeys(
-        ("gemma4", "gemma4_text"),
-        ModelFamily(not_vllm="has layers that share keys and values, not compared in vLLM yet"),
-    ),
     "gpt_oss": ModelFamily(not_vllm="has experts whose weights vLLM transposes"),
     "jetmoe": ModelFamily(not_native="has experts of attention"),
     # Linear attention (gated delta rule)

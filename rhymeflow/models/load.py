@@ -134,7 +134,14 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
         check_finite(source, name, parameter)
     forget_quantization(model)
     model.to(device).eval()  # type: ignore[arg-type]
+    _unify(model, dtype)
     return model
+
+
+def _unify(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give all parameters one precision; transformers keeps some types' routers in float32."""
+    for each in model.parameters():
+        each.data = each.data.to(dtype)
 
 
 def _converting(hf_config: PreTrainedConfig) -> Any:
@@ -163,6 +170,7 @@ def unfilled_model(
     """Create the model with uninitialised parameters, which take no memory until written."""
     with no_init_weights():
         model = _initialised(config, dtype, device)
+    _unify(model, dtype)
     model.tie_weights()
     forget_quantization(model)
     return model

@@ -58,7 +58,7 @@ def _forward(module: nn.Module, hidden_states: Tensor, **given: Any) -> Tensor:
     batches = current.get()
     if batches is None:
         return plain(module, hidden_states, **given)
-    for name in ("attention_mask", "cache_params", "past_key_values"):
+    for name in ("attention_mask", "cache_params", "past_key_values", "cache"):
         assert given.get(name) is None, f"{name} is not for packed rows"
     parts = batches()
     outputs = [plain(module, x_BLD, **given) for x_BLD in parts.gather(hidden_states.squeeze(0))]

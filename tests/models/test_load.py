@@ -118,6 +118,15 @@ def test_tokenizer_gets_a_pad_token_and_stop_tokens_come_from_everywhere(checkpo
     assert "end-of-sequence" in refusal(stop_token_ids, model, tokenizer)
 
 
+@pytest.mark.parametrize("name", ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"])
+def test_routers_have_the_precision_of_other_weights(tmp_path, name):
+    save(name, tmp_path)
+    how = {"dtype": torch.bfloat16, "device": CPU}
+    for make in (load_model, empty_model):
+        parameters = make(config_of(tmp_path), **how).parameters()
+        assert {each.dtype for each in parameters} == {torch.bfloat16}
+
+
 def test_a_given_precision_is_kept_and_a_gpu_that_is_not_there_is_an_error(checkpoint, monkeypatch):
     assert resolve_dtype(config_of(checkpoint), CPU) == torch.float32
     assert resolve_dtype(config_of(checkpoint, dtype="bfloat16"), CPU) == torch.bfloat16
@@ -126,6 +135,9 @@ def test_a_given_precision_is_kept_and_a_gpu_that_is_not_there_is_an_error(check
     assert "model.device = 'cuda'" in refusal(resolve_device, ModelConfig(device="cuda"))
 
 
+CHUNKS_OF_NONE = Llama4TextConfig(
+    attention_chunk_size=None, num_hidden_layers=1, layer_types=["chunked_attention"]
+)
 SEVERAL = MusicgenConfig(
     text_encoder=T5Config().to_dict(),
     audio_encoder=EncodecConfig().to_dict(),
@@ -151,7 +163,7 @@ SEVERAL = MusicgenConfig(
         ),
         (MistralConfig(use_sliding_window=False), "has use_sliding_window in its config.json"),
         (Llama4TextConfig(), "scales queries by their place in a row"),
-        (Llama4TextConfig(attention_chunk_size=None), "chunked_attention, but no attention_chunk"),
+        (CHUNKS_OF_NONE, "chunked_attention, but no attention_chunk"),
         (FalconConfig(), "are not supported, since none was compared"),
         (BertConfig(), "not a decoder-only"),
         (T5Config(), "not a decoder-only"),

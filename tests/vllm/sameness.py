@@ -16,6 +16,7 @@ import torch
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.drafter import drafter_of
+from rhymeflow.models.buffers import published_buffers
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.publish import make_store
 from tests.engine.drafters import FakeDrafter, answers_of, noisy
@@ -51,7 +52,8 @@ class Rig:
         model = load_model(
             self.config.model, dtype=getattr(torch, dtype), device=resolve_device(self.config.model)
         )
-        self.parameters = dict(model.named_parameters())
+        dtype = getattr(torch, dtype)
+        self.parameters = {**dict(model.named_parameters()), **published_buffers(model, dtype)}
         self.vocabulary = model.config.vocab_size
         self._folder = TemporaryDirectory()  # what the store is named after
         manifest = manifest_of(self.parameters)
@@ -75,7 +77,7 @@ class Rig:
         """Publish weights that differ from the first ones by this share."""
         torch.manual_seed(version)
         changed = {
-            name: each + change * each.std() * torch.randn_like(each)
+            name: each + change * each.std(correction=0) * torch.randn_like(each)
             for name, each in self.parameters.items()
         }
         self.checksums[version] = self.store.publish(version, changed)

@@ -67,7 +67,11 @@ def test_on_cpus_layers_that_carry_a_state_are_those_that_were_compared(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("nemotron_h", "has no experts without gates"), ("granitemoehybrid", "mamba_n_groups = 2 in")],
+    [
+        ("nemotron_h", "has no experts without gates"),
+        ("granitemoehybrid", "mamba_n_groups = 2 in"),
+        ("gemma4", "attention_k_eq_v in"),
+    ],
 )
 def test_what_vllm_has_not_or_computes_otherwise_is_refused(name, says, tmp_path):
     chosen = saved(tmp_path, config_of(name))

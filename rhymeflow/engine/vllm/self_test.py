@@ -106,6 +106,7 @@ def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -
     while engine.has_work:
         engine.poll(0.0)
         if interrupted and len(request.tokens) == NUM_TOKENS // 2:
+            interrupted = False  # once: a long prompt takes several iterations before a token
             (request,) = engine.interrupt()
             engine.submit(request)
     return request

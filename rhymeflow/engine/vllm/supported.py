@@ -57,6 +57,12 @@ def check_supported(config: Config, known: Mapping[str, str]) -> None:
     names = architectures(hf_config)
     modules = [known[name] for name in names if name in known]
     is_own = any(not module.endswith(".transformers") for module in modules)
+    if getattr(hf_config.get_text_config(), "attention_k_eq_v", None):  # Gemma 4
+        raise UserError(
+            f"rollout.engine = 'vllm': attention_k_eq_v in config.json of model.name = "
+            f"{config.model.name!r}: vLLM {SUPPORTED} has weights for values, which the model has "
+            "not; set rollout.engine = 'native'"
+        )
     if adapter_for(config.model) is not None:
         check_adapted(config, hf_config)
     if not carries_state(hf_config.to_dict()):
