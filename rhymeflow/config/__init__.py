@@ -172,6 +172,12 @@ class Config(Section):
                 f"rollout.max_instances = {most}: needs runtime = 'ray', and must be at least "
                 f"rollout.num_instances = {rollout.num_instances}"
             )
+        has_turns = any(suite.environments is not None for suite in self.eval.suites)
+        if rollout.stop and (has_turns or self.environment.is_used):
+            yield (
+                "rollout.stop: not with an environment, whose turns end as the chat template says, "
+                "or an agent, whose programs say it with each call"
+            )
 
     def _reward_mistakes(self) -> Iterator[str]:
         classes = self.environment.classes

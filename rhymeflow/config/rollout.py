@@ -104,6 +104,9 @@ class RolloutConfig(Section):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
     """Sample among the k likeliest tokens; 0 is off."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response beside the model's own stop tokens, such as `</answer>`. It ends
+    with the token by which its text, without special tokens, has one of them in it."""
     skip_special_tokens: bool = True
     """Whether the text of responses that rewards and environments receive leaves out special
     tokens. `false` keeps them, such as `<answer>` or the token that ends a response; an agent's

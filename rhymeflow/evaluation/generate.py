@@ -14,6 +14,7 @@ from transformers.utils import logging
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.prompts import Message, Prompt
+from rhymeflow.data.text import StopTexts
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.environments.template import load_settled
@@ -112,7 +113,8 @@ class Generator:
         )
         noise = NoiseKey(self._num_prompts, EVALUATION_EPOCH, 0)
         self._num_prompts += 1
-        return Request(self._num_prompts, ids, noise, sampling)
+        stops = StopTexts(self._tokenizer.decode, rollout.stop) if rollout.stop else None
+        return Request(self._num_prompts, ids, noise, sampling, stop_texts=stops)
 
     def answer(self, prompt: str | list[Message]) -> Iterator[str]:
         """Yield the text of the answer, piece by piece, as it is generated; see `request`."""

@@ -47,6 +47,7 @@ FIXED: Mapping[str, str] = {
     "rollout.temperature": _STORED,
     "rollout.top_p": _STORED,
     "rollout.top_k": _STORED,
+    "rollout.stop": _STORED,
     "rollout.rhyming_noise": _STORED,
     "environment.classes": _REPLAYED,
     "environment.tools": _REPLAYED,

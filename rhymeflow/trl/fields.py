@@ -99,6 +99,7 @@ MAPPED: Mapping[str, str] = {
     "learner.loss_type, learner.surrogate, learner.epsilon, learner.epsilon_high":
         "loss_type epsilon epsilon_high",
     "learner.ratio": "importance_sampling_level",
+    "rollout.stop, by stop or stop_strings in it": "generation_kwargs",
     "learner.reward_clip": "reward_clip_range",
     "learner.distillation.teacher, if the trainer is given no teacher_model":
         "teacher_model_name_or_path",
@@ -201,9 +202,6 @@ REFUSED: Mapping[str, str] = {
     "models and tokenizers are those that transformers has": "trust_remote_code",
     "leave it out: responses are samples of the policy; temperature, top_p and top_k can be set":
         "min_p repetition_penalty",
-    "leave it out: temperature, top_p and top_k have fields of their own; what ends a response, in "
-    "place of a stop string, is an eos_token_id of the model's generation_config.json":
-        "generation_kwargs",
     "reward the format instead": "vllm_structured_outputs_regex",
     "leave it out: the loss has no such term": "use_adaptive_entropy router_aux_loss_coef",
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
@@ -218,7 +216,7 @@ _LIKE_DEFAULT: Mapping[str, tuple[Any, ...]] = {
     "trackio_space_id": ("trackio",), "hub_strategy": ("end",), "local_rank": (0,),
     "do_train": (True,), "do_eval": (True,), "do_predict": (True,),
     "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
-    "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},), "teacher_model_revision": ("main",),
+    "router_aux_loss_coef": (0.0,), "teacher_model_revision": ("main",),
 }  # fmt: skip
 """By field, values that mean the same as TRL's default."""
 

@@ -156,7 +156,7 @@ def run_fields(given: Values, length: RunLength) -> dict[str, Any]:
     }
     if given["run_name"] is not None:
         fields["name"] = given["run_name"]
-    fields |= _model(given) | _engine(given)
+    fields |= _model(given) | _engine(given) | _stops(given)
     fields |= _optimization(given, length) | _saving(given, length)
     return fields
 
@@ -335,6 +335,19 @@ def _engine(given: Values) -> dict[str, Any]:
     if given["vllm_max_model_length"] is not None:
         fields["rollout.vllm_max_model_length"] = given["vllm_max_model_length"]
     return fields
+
+
+def _stops(given: Values) -> dict[str, Any]:
+    """Stop strings, under vLLM's name or transformers'."""
+    options = dict(given.get("generation_kwargs") or {})
+    stops = [options.pop(name, None) or () for name in ("stop", "stop_strings")]
+    if options:
+        raise UserError(
+            f"generation_kwargs: {', '.join(options)}: not supported; of it only stop (or "
+            "stop_strings) is; temperature, top_p and top_k have fields of their own"
+        )
+    texts = [[each] if isinstance(each, str) else each for each in stops]
+    return {"rollout.stop": [*texts[0], *texts[1]]} if any(texts) else {}
 
 
 def _saving(given: Values, length: RunLength) -> dict[str, Any]:

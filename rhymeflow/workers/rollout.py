@@ -255,8 +255,8 @@ class RolloutInstance:
         request = Request(id, message.prompt_ids, noise, sampling, tokens, accepted=accepted)
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
         request.row_prompt = message.row_prompt
-        if message.until.texts:
-            request.stop_texts = StopTexts(self._tokenizer.decode, message.until.texts)
+        if stops := (*rollout.stop, *message.until.texts):
+            request.stop_texts = StopTexts(self._tokenizer.decode, stops)
             request.kept(tokens[message.turn_start :])
         request.is_urgent = message.suite != RUN  # evaluations come first
         branch = message.branch if has_agent else None

@@ -251,6 +251,8 @@ MISTAKES = {
     "two that answer": ("environment: {agent: 'a.py:f', tools: 'x.py:f'}", {}, ["environment.agent: takes the place of environment.classes and environment.tools"]),
     "an agent writes its prompts": ("environment: {agent: [a, b]}", {"data.system_prompt": "be good"}, ["data.system_prompt: has no effect with environment.agent"]),
     "an agent cannot be cut": ("environment: {agent: a b}", {"schedule.on_stuck": "truncate"}, ["schedule.on_stuck = 'truncate': not with environment.agent yet"]),
+    "an agent ends its own turns": ("environment: {agent: a b}", {"rollout.stop": "x"}, ["rollout.stop: not with an environment"]),
+    "a text that all have": ("rollout: {stop: ['']}", {}, ["rollout.stop"]),
     "how long nothing takes": ("environment: {idle_timeout: 9}", {}, ["environment.idle_timeout: has no effect without environment.agent"]),
     "special tokens for nobody": ("environment: {agent: a b}", {"reward.functions": "[]", "rollout.skip_special_tokens": "false"}, ["rollout.skip_special_tokens: has no effect with environment.agent and without reward.functions"]),
     "an agent alone in its group": ("environment: {agent: a b}", {"reward.functions": "[]", "rollout.num_generations": "1"}, ["rollout.num_generations = 1 leaves no group to compare with"]),

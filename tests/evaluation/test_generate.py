@@ -1,6 +1,7 @@
 """`rhymeflow generate`: what it prints is what the engine generates, piece by piece."""
 
 import io
+import json
 import shutil
 import signal
 import subprocess
@@ -85,6 +86,11 @@ def test_what_is_printed_is_what_the_engine_generates(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
     assert cli.main(["generate", "recipe:demo", *options]) == 0
     assert capsys.readouterr().out == f"{text}\n"
+    beginnings = (decode(tokens[:n], skip_special_tokens=True) for n in range(9))
+    stopped = next(each for each in beginnings if text[3:5] in each)
+    stop = f"--rollout.stop={json.dumps([text[3:5]])}"
+    assert cli.main(["generate", "recipe:demo", PROMPT, *options, stop]) == 0
+    assert capsys.readouterr().out == f"{stopped}\n"
 
 
 def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):

@@ -261,6 +261,29 @@ def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_o
     assert stopped.reasons == {0: "stop", 1: "stop", 2: "length"}
 
 
+def test_a_response_ends_with_the_token_by_which_its_text_has_a_stop(
+    config, parameters, monkeypatch
+):
+    """Also where it was moved to another instance in the middle of that text."""
+    expected = undisturbed(config, parameters, monkeypatch)
+    decode = partial(load_tokenizer(config.model).decode, skip_special_tokens=True)
+    text = decode(expected.tokens[IDS[0]][4:6])
+    limited = config.changed(rollout={"stop": ("none of this", text)})
+    side, store = Side("rollout-0", limited, parameters, monkeypatch), Store()
+    for number, trajectory in enumerate(IDS):
+        begun = expected.tokens[trajectory][: 5 if number < 2 else 0]
+        store.tokens[trajectory] += begun
+        side.produce(trajectory, begun)
+    while len(store.done) < len(IDS):
+        store.take(side.turns(1))
+    for each, whole in expected.tokens.items():
+        ends = (n for n in range(1, len(whole) + 1) if text in decode(whole[:n]))
+        end = next(ends, len(whole))
+        assert store.tokens[each] == whole[:end]
+        assert store.done[each] == ("stop" if end < len(whole) else expected.done[each])
+    assert len(store.tokens[IDS[0]]) <= 6
+
+
 def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
     """While responses run: the history worker was lost, and its successor made a new one."""
     expected = undisturbed(config, parameters, monkeypatch)
