@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,6 +81,13 @@ def add_choice(parser: argparse._ActionsContainer, option: str, choices: Iterabl
     """Add an option that may be given several times; None: all."""
     what = "may be repeated (default: all)"
     parser.add_argument(option, choices=list(choices), action="append", help=what)
+
+
+def ended_with_their_pool() -> None:
+    """Let a process of a pool that is interrupted clean up: it is ended once, by SIGTERM of its
+    parent, which alone hears Ctrl-C, and goes by an exception."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def whole(least: int) -> Callable[[str], int]:

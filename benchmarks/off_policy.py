@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     known = {(each.side, each.seed) for each in runs}
     pairs = [(side, seed) for seed in range(args.seeds) for side in SIDES]
     missing = [pair for pair in pairs if pair not in known]
-    with multiprocessing.get_context("spawn").Pool(AT_ONCE) as pool:
+    ended = harness.ended_with_their_pool
+    with multiprocessing.get_context("spawn").Pool(AT_ONCE, initializer=ended) as pool:
         for found in pool.imap(partial(measured, args.scale), missing):
             runs.append(found)
             if args.record:

@@ -5,6 +5,7 @@ A run that is stopped early ends as by Ctrl-C, after the current step, so its di
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -27,6 +28,7 @@ Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_SECONDS = 1.0
+END_SECONDS = 5.0  # until a run that was told to end is told again
 QUIET = {
     "data.eval_size": "0",
     "data.eval_source": "null",
@@ -101,14 +103,24 @@ def call(
         )
         try:
             was_interrupted = _wait(process, is_enough)
-        except BaseException:  # its workers end with it
-            process.kill()
-            process.wait()
+        except BaseException:
+            _end(process)
             raise
         if process.returncode and not (was_interrupted and process.returncode == 130):
             output.seek(0)
             last = output.read().strip().splitlines()[-1:]
             raise UserError(f"{' '.join(command[1:5])} failed: {' '.join(last)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have it end its workers, which write to its directory, at once and not after a step; then it
+    is gone."""
+    for stop in (process.terminate, process.terminate, process.kill):
+        stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+            return
+    process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None) -> bool:

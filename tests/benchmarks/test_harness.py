@@ -3,9 +3,15 @@
 import argparse
 import importlib
 import json
+import multiprocessing
+import os
 import re
 import shlex
+import signal
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +25,24 @@ def test_sides_take_turns_and_the_order_turns_round():
     values = harness.interleave(sides, 3)
     assert "".join(calls) == "abbaab"
     assert values == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def in_a_folder(place: str) -> None:
+    with tempfile.TemporaryDirectory(dir=place):
+        Path(place, "begun").touch()
+        os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does to all of a terminal's processes
+        time.sleep(60)
+
+
+def test_a_pool_that_is_interrupted_leaves_no_folders(tmp_path):
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1, initializer=harness.ended_with_their_pool) as pool:
+        pool.apply_async(in_a_folder, [str(tmp_path)])
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len([*tmp_path.iterdir()]) == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["begun"]
 
 
 def test_the_ratio_is_of_pairs():
