@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 58_890, "tests": 45_789, "benchmarks": 8_591}
+TOTALS = {"rhymeflow": 58_890, "tests": 45_813, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
