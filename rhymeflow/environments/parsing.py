@@ -83,13 +83,18 @@ def parted(
 ) -> tuple[str, str] | None:
     """Return the reasoning of a turn and what it says, as a response template parses them; None: it
     finds nothing."""
-    try:
-        message = tokenizer.parse_response(text, response, prefix=opening)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None  # the policy may write anything
-    reasoning = message.get("thinking") or message.get("reasoning_content") or ""
-    found = reasoning or message.get("content") or message.get("tool_calls")
-    return (reasoning, message.get("content") or "") if found else None
+    fields = {name: each for name, each in response["fields"].items() if name != "tool_calls"}
+    for form in (response, {**response, "fields": fields}):
+        try:
+            message = tokenizer.parse_response(text, form, prefix=opening)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # a call that cannot be read is text
+        reasoning = message.get("thinking") or message.get("reasoning_content") or ""
+        content = message.get("content") or ""
+        if form is not response and not content:
+            content = text.partition(reasoning)[2] if reasoning else text
+        return (reasoning, content) if reasoning or content or message.get("tool_calls") else None
+    return None
 
 
 def _read_json(text: str, begin: int) -> tuple[Call, int]:

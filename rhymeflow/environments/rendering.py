@@ -151,7 +151,11 @@ class ChatRenderer(TextRenderer):
             return None
         assert self._parts is not None
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return parsing.parted(self._tokenizer, text, self._parts, self._opening)
+        found = parsing.parted(self._tokenizer, text, self._parts, self._opening)
+        if found is None:  # a turn that was cut in what marks its first part says nothing
+            return ("", "") if text.startswith(tuple(self._special)) else None
+        reasoning, content = found
+        return reasoning, self._bare_of_special(content)
 
     def _find_response(self, begun: str, template: Any) -> None:
         """Set what parses the template's calls. Raises `UserError` if nothing does."""
@@ -276,7 +280,9 @@ class ChatRenderer(TextRenderer):
             begins = form.get("tool_calls", {})
             pattern = begins.get("open_pattern") or re.escape(begins.get("open", text))
             places = [each.start() for each in [re.search(pattern, text)] if each]
-        text = text[: min(places, default=0)]
+        return self._bare_of_special(text[: min(places, default=0)])
+
+    def _bare_of_special(self, text: str) -> str:
         for token in self._special:
             text = text.replace(token, "")
         return text

@@ -15,7 +15,7 @@ from trl import chat_template_utils
 from trl.chat_template_utils import get_training_chat_template
 
 from rhymeflow.config import Config, DataConfig
-from rhymeflow.data.text import rendered
+from rhymeflow.data.text import StopTexts, rendered
 from rhymeflow.environments import dialect_answers
 from rhymeflow.environments.conversations import Conversations
 from rhymeflow.environments.dialects import ModelCall, read
@@ -167,7 +167,7 @@ SPOKEN = {
 }  # fmt: skip
 """Special tokens of a family, and a turn of its model that calls a tool."""
 
-GEMMA4 = ["<|turn>", "<turn|>", "<|channel>", "<channel|>"]
+GEMMA4 = ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"]
 HARMONY = (
     "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary "
     'to=functions.multiply <|constrain|>json<|message|>{"a": 3, "b": 2.5}<|call|>'
@@ -208,7 +208,21 @@ def test_a_family_calls_a_tool_and_reads_its_answer(name: str) -> None:
         ("gptoss", "{}4<|return|>", ""),
         ("gptoss", SPOKEN["gptoss"][1], ("so", "")),
         ("gptoss", "4", None),
+        ("gptoss", "<|channel|>ana", ("", "")),
+        (
+            "gptoss",
+            SPOKEN["gptoss"][1].removesuffix(": 2.5}<|call|>"),
+            ("so", 'assistant to=functions.multiplycommentary json{"a": 3, "b"'),
+        ),
+        (
+            "gptoss",
+            '<|channel|>commentary to=functions.multiply <|constrain|>json<|message|>{"a"',
+            ("", 'commentary to=functions.multiply json{"a"'),
+        ),
         ("gemma4", "<|channel>thought\nso<channel|>4<turn|>", "so"),
+        ("gemma4", "<|channel>tho", ("", "tho")),
+        ("gemma4", "<|channel>thought\n", ("", "")),
+        ("gemma4", "4<|tool_call>call:multiply{a:3", ("", "4call:multiply{a:3")),
         ("glm4moe", "\n<think>so</think>\n4<|user|>", None),
     ],
 )
@@ -217,6 +231,48 @@ def test_reasoning_that_special_tokens_mark_is_apart(name: str, turn: str, parts
     turn = turn.replace("{}", "<|channel|>final<|message|>")
     found = ChatRenderer(tok, appends=False).parted(ids(tok, turn))
     assert found == ((parts, "4") if isinstance(parts, str) else parts)
+
+
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "stop", "gets"),
+    [
+        ("gptoss", f"<|channel|>analysis<|message|>so{FINAL}4.\nNo", "\nNo", ("so", "4.")),
+        ("gptoss", "<|channel|>analysis<|message|>so, no", "no", ("so, ", "")),
+        ("gptoss", f"<|channel|>analysis<|message|>so{FINAL.removesuffix('<|message|>')}",
+         "final", ("so", "")),
+        ("gemma4", "<|channel>thought\nso<channel|>4.\nNo", "\nNo", ("so", "4.")),
+        ("gemma4", "<|channel>thought\nso, no", "no", ("so, ", "")),
+        ("gemma4", "<|channel>thought\n", "\n", ("", "")),
+    ],
+)  # fmt: skip
+def test_a_text_of_the_programs_ends_a_turn_in_any_of_its_parts(
+    name: str, turn: str, stop: str, gets: tuple[str, str]
+) -> None:
+    """Also in its reasoning, and in what marks its parts: the text is without special tokens."""
+    tok = speaker(name)
+    conversations, body = (
+        Conversations(Config(), tok),
+        {"messages": [{"role": "user", "content": "2 + 2?"}]},
+    )
+    call = read("/v1/chat/completions", json.dumps(body | {"stop": stop}).encode())
+    asking, growing = conversations.asking(call, []), conversations.growing(call)
+    ends = StopTexts(tok.decode, call.stop)
+    for token in (tokens := ids(tok, turn)):
+        growing.add([token], [-1.0])
+        assert ends.add(token) == (len(growing.tokens) == len(tokens))
+        assert conversations.begun(call, asking, growing, 0).content == ""
+    said, _ = conversations.turn(call, asking, growing, 0, "stop")
+    assert (said.reasoning, said.content, said.stop) == (*gets, stop)
+    again = body["messages"] + [
+        dialect_answers.message_of(call, said),
+        {"role": "user", "content": "and 3?"},
+    ]
+    known = [conversations.answered(call, asking, said, 9)]
+    asked = read("/v1/chat/completions", json.dumps(body | {"messages": again}).encode())
+    assert conversations.asking(asked, known).follows == 0, "the template drops the reasoning"
 
 
 @pytest.mark.parametrize("name", ["gptoss", "glm4moe", "gemma4"])

@@ -12,7 +12,7 @@ def calls(base_url: str, row: dict[str, Any]) -> float:
     """Two turns, the second of them asked in another way too, and another conversation, all at
     once; what they say is judged."""
     begin = [user(row["prompt"])]
-    text = "".join(read_stream(base_url, begin, max_tokens=10))
+    text = "".join(read_stream(base_url, begin, max_tokens=10, stop=["3", "+1"]))
     first = {"role": "assistant", "content": text}
     asked = ([*begin, first, user("1?")], [*begin, first, user("2+2?")], [user("3=")])
     with ThreadPoolExecutor() as pool:

@@ -256,9 +256,14 @@ def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_o
         stopped.take(side.turns(1))
     for noise, said in stopped.said.items():
         whole, (text, _) = straight.said[noise], texts.get(noise, ("", ""))
-        ends = (n for n in range(1, 13) if text and text in decode(whole[:n]))
-        assert said == whole[: next(ends, 12)]
+        assert said == whole[: end_of(whole, decode, text)]
     assert stopped.reasons == {0: "stop", 1: "stop", 2: "length"}
+
+
+def end_of(said, decode, text):
+    """The number of tokens by which a text is said."""
+    ends = (n for n in range(1, len(said) + 1) if text and text in decode(said[:n]))
+    return next(ends, len(said))
 
 
 def test_a_response_ends_with_the_token_by_which_its_text_has_a_stop(
@@ -277,11 +282,37 @@ def test_a_response_ends_with_the_token_by_which_its_text_has_a_stop(
     while len(store.done) < len(IDS):
         store.take(side.turns(1))
     for each, whole in expected.tokens.items():
-        ends = (n for n in range(1, len(whole) + 1) if text in decode(whole[:n]))
-        end = next(ends, len(whole))
+        end = end_of(whole, decode, text)
         assert store.tokens[each] == whole[:end]
         assert store.done[each] == ("stop" if end < len(whole) else expected.done[each])
     assert len(store.tokens[IDS[0]]) <= 6
+
+
+def test_a_text_ends_a_turn_that_went_on_under_new_weights(
+    config, weights, parameters, monkeypatch
+):
+    """Also one that was half said under the old ones."""
+    config = config.changed(environment={"agent": "a.py:f"})
+    sides = [Side(f"rollout-{n}", config, parameters, monkeypatch, True) for n in range(2)]
+    weights["model.norm.weight"].data[0] += 1
+    parameters.publish(1, weights)
+    whole, stopped = AgentCalls([0, 1]), AgentCalls([0, 1])
+    decode = partial(load_tokenizer(config.model).decode, skip_special_tokens=True)
+    for side, calls in zip(sides, (whole, stopped), strict=True):
+        calls.begin(side)
+        calls.take(side.turns(4))
+        at = len(calls.said[0])
+        side.tell(Pull, 1)
+        while not calls.is_over:
+            calls.take(side.turns(1))
+        assert side.instance.engine.version == 1
+        places = slice(at - 1, at + 1), slice(at + 2, at + 4)
+        texts = [decode(whole.said[n][place]) for n, place in enumerate(places)]
+        stopped.texts = {n: (text,) for n, text in enumerate(texts)}
+    ends = [end_of(whole.said[n], decode, text) for n, text in enumerate(texts)]
+    assert ends == [at + 1, at + 4]
+    assert [stopped.said[n] for n in (0, 1)] == [whole.said[n][:end] for n, end in enumerate(ends)]
+    assert stopped.reasons == {0: "stop", 1: "stop"}
 
 
 def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
