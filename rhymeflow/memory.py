@@ -367,8 +367,13 @@ def of_instance(config: Config, model: ModelSize, longest_prompt: int) -> list[M
     cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / count)
     if rollout.engine == "vllm" and model.device == "cpu":
         cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / count)
-    weights = MemoryPart(f"weights{share}", model.weights / count)
-    return [weights, cache, *([] if model.device == "cpu" else [_sampling(config, model)])]
+    parts = [MemoryPart(f"weights{share}", model.weights / count), cache]
+    if model.device != "cpu":
+        return [*parts, _sampling(config, model)]
+    if model.num_quantized:
+        whole = model.num_quantized * model.bytes_per_value
+        parts.insert(1, MemoryPart("weights of 4 bits made whole", whole))
+    return parts
 
 
 def _sampling(config: Config, model: ModelSize) -> MemoryPart:

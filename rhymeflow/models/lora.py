@@ -36,6 +36,7 @@ from rhymeflow.models.adapter_files import (
 from rhymeflow.models.families import FAMILIES, ModelFamily
 from rhymeflow.models.load import load_config, load_model, shapes_of
 from rhymeflow.models.nf4 import NF4Linear, library
+from rhymeflow.models.rows import WeightRows
 
 _PREFIX = "base_model.model."
 """What peft puts before the names of a model's modules."""
@@ -86,11 +87,22 @@ class LoraNF4Linear(LoraLinear, NF4Linear):
         return NF4Linear.forward(self, input)
 
 
-def quantize(model: PreTrainedModel, adapter: Adapter) -> None:
-    """Have linear layers keep weights of 4 bits, before `attach`."""
-    for name, layer in quantizable(model, adapter).items():
+def quantize(
+    model: PreTrainedModel, adapter: Adapter, read: Callable[[str, int], Tensor] | None = None
+) -> None:
+    """Have linear layers keep weights of 4 bits, before `attach`. `read`, given if the model has no
+    values yet, returns those of a parameter: one layer at a time is whole."""
+    layers = quantizable(model, adapter)
+    for layer in layers.values() if read is not None else ():
+        layer.weight = None  # else what is freed later lies between what is kept
+    for name, layer in layers.items():
+        if read is not None:
+            values = read(f"{name}.weight", layer.out_features)
+            layer.weight = nn.Parameter(values, requires_grad=False)
+            del values
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, NF4Linear(layer))
+        del layer.weight
 
 
 def quantizable(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
@@ -353,12 +365,49 @@ def load_policy(
     """Load a model with its adapter, if it has one. To be trained, an adapter is float32: with
     `seed`, from which a new one is drawn. Raises `UserError` as `load_model` and `attach` do."""
     adapter = resolved_adapter(config)  # refused, if it is, before the model is read
-    model = load_model(config, dtype=dtype, device=device)
-    if adapter is not None:
-        if adapter.quantization:
-            quantize(model, adapter)
-        attach(model, adapter, seed or 0)
-        if seed is None:
-            for each in versioned(model).values():
-                each.data = each.data.to(dtype)
+    if adapter is None:
+        return load_model(config, dtype=dtype, device=device)
+    load = _load_quantized if adapter.quantization else load_model
+    model = attach(load(config, dtype=dtype, device=device), adapter, seed or 0)
+    if seed is None:
+        for each in versioned(model).values():
+            each.data = each.data.to(dtype)
     return model
+
+
+def policy_rows(
+    config: ModelConfig, *, dtype: torch.dtype, seed: int
+) -> tuple[PreTrainedModel, Callable[[str, slice], Tensor]]:
+    """Create the policy with uninitialised parameters; return it and what returns rows of them. A
+    new adapter is drawn from `seed`; what is under an adapter is in `dtype`, all else in float32.
+    Raises `UserError` as `load_policy` does."""
+    files, adapter = WeightRows(config), adapter_for(config)
+    if adapter is None:
+        return files.skeleton(), files.read
+    if adapter.quantization:
+        raise UserError(f"model.quantization = {adapter.quantization!r}: not on several ranks yet")
+    model = attach(files.skeleton(dtype), adapter, seed)
+    own = {
+        name: each.detach()
+        for name, each in versioned(model).items()
+        if adapter.directory is not None or name.endswith(NARROW)  # others are in the model's files
+    }
+    return model, lambda name, rows: own[name][rows] if name in own else files.read(name, rows)
+
+
+@torch.no_grad()
+def _load_quantized(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """Load a model, and quantize its layers as they are read."""
+    files, adapter = WeightRows(config, dtype), adapter_for(config)
+    assert adapter is not None
+    model = files.skeleton(dtype)
+
+    def read(name: str, num_rows: int) -> Tensor:
+        return files.read(name, slice(0, num_rows)).to(device)
+
+    quantize(model, adapter, read)
+    for name, parameter in model.named_parameters():
+        parameter.data = read(name, len(parameter))
+    return model.to(device)  # type: ignore[arg-type]

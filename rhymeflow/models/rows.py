@@ -1,11 +1,10 @@
-"""Reads rows of a model's weights from its files, so that no process holds the whole model.
+"""Reads parts of a model's weights from its files, so that no process holds the whole model.
 
 For the few families whose files have other parameter names than the model, it is loaded whole."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,29 +14,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
-from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.buffers import buffers_of, keep_precision, published_buffers
 from rhymeflow.models.load import check_finite, load_config, load_model, unfilled_model
-from rhymeflow.models.lora import NARROW, attach, versioned
 from rhymeflow.models.source import Source, explained, offline, readable
 
 _CPU = torch.device("cpu")
 
 
 class WeightRows:
-    """Reads rows of the parameters of `config`'s model, in float32."""
+    """Reads rows of the parameters of `config`'s model, in `dtype`."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
+        self._config, self._dtype = config, dtype
         self._source = readable(config)
         with explained(self._source, "the weights"):
             self._files = _files(_directory(self._source))
         self._whole: dict[str, Tensor] | None = None
         if not self._fits():
-            model = load_model(config, dtype=torch.float32, device=_CPU)
+            model = load_model(config, dtype=dtype, device=_CPU)
             self._whole = {name: each.detach() for name, each in model.named_parameters()}
-            self._whole |= published_buffers(model, torch.float32)
+            self._whole |= published_buffers(model, dtype)
 
     def _fits(self) -> bool:
         """Return whether the files have the model's parameters by its names; read only headers."""
@@ -57,43 +53,24 @@ class WeightRows:
         model = self._unfilled(dtype)
         keep_precision(model)
         for name, each in published_buffers(model, dtype).items():
-            each.copy_(self.read(name, slice(0, len(each))))
+            each.copy_(self.read(name, slice(0, len(each)), torch.float32))
         return model
 
     def _unfilled(self, dtype: torch.dtype) -> PreTrainedModel:
         return unfilled_model(self._config, dtype=dtype, device=_CPU)
 
-    def read(self, name: str, rows: slice) -> Tensor:
-        """Return rows of a parameter or buffer, by its name in the model, in float32. Raises
-        `UserError` if some are NaN or infinite."""
+    def read(self, name: str, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """Return rows of a parameter or buffer, by its name in the model. Raises `UserError` if
+        some are NaN or infinite."""
         if self._whole is not None:
             return self._whole[name][rows]
         with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:
             stored = file.get_slice(name)
             is_number = not stored.get_shape()  # of which no slice can be taken
-            values: Tensor = (file.get_tensor(name)[None] if is_number else stored)[rows].float()
+            numbers: Tensor = (file.get_tensor(name)[None] if is_number else stored)[rows]
+            values = numbers.to(dtype or self._dtype)
         check_finite(self._source, f"rows {rows.start:,} to {rows.stop:,} of {name}", values)
         return values
-
-
-def policy_rows(
-    config: ModelConfig, *, dtype: torch.dtype, seed: int
-) -> tuple[PreTrainedModel, Callable[[str, slice], Tensor]]:
-    """Create the policy with uninitialised parameters; return it and what returns rows of them. A
-    new adapter is drawn from `seed`; what is under an adapter is in `dtype`, all else in float32.
-    Raises `UserError` as `load_policy` does."""
-    files, adapter = WeightRows(config), adapter_for(config)
-    if adapter is None:
-        return files.skeleton(), files.read
-    if adapter.quantization:
-        raise UserError(f"model.quantization = {adapter.quantization!r}: not on several ranks yet")
-    model = attach(files.skeleton(dtype), adapter, seed)
-    own = {
-        name: each.detach()
-        for name, each in versioned(model).items()
-        if adapter.directory is not None or name.endswith(NARROW)  # others are in the model's files
-    }
-    return model, lambda name, rows: own[name][rows] if name in own else files.read(name, rows)
 
 
 def _directory(source: Source) -> Path:

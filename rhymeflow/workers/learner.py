@@ -29,10 +29,10 @@ from rhymeflow.learner.ranks import ALONE, MeetingPlace, Ranks, address_of, meet
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import resolve_dtype
-from rhymeflow.models.lora import load_policy, versioned
+from rhymeflow.models.lora import load_policy, policy_rows, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
-from rhymeflow.models.rows import WeightRows, policy_rows
+from rhymeflow.models.rows import WeightRows
 from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.store.handle import explained, store_reader

@@ -18,8 +18,8 @@ from rhymeflow.learner.ranks import Ranks, address_of, meeting_place
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.adapter_files import adapter_of
 from rhymeflow.models.frozen_base import PARTS
-from rhymeflow.models.lora import attach, load_policy, unversioned
-from rhymeflow.models.rows import WeightRows, policy_rows
+from rhymeflow.models.lora import attach, load_policy, policy_rows, unversioned
+from rhymeflow.models.rows import WeightRows
 from rhymeflow.runtime import processes
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
 from rhymeflow.weights.proof import ChecksumMismatch

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow import memory
 from rhymeflow.config import LoraConfig
 from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.native_engine import NativeEngine
@@ -209,3 +210,17 @@ def test_an_engine_with_another_base_is_refused(config, published, tmp_path):
     model.save_pretrained(config.model.name)
     with pytest.raises(ChecksumMismatch, match="under the adapter are not the learner's"):
         NativeEngine(config, reader, instance="b", drafter_for=None)
+
+
+def test_the_plan_has_a_reference_only_of_an_adapter_to_start_from(config, tmp_path):
+    config = config.changed(learner={"beta": 0.1})
+    make_learner(config).snapshot().write(CheckpointDir(tmp_path / "start"))
+    lora = LoraConfig(adapter=str(tmp_path / "start"))
+    given = config.changed(model={"lora": lora})
+    for each, what in (config, []), (given, ["reference: the adapter at the start"]):
+        learner = make_learner(each, beta=0.1)
+        kept = [m.start for m in learner.model.modules() if getattr(m, "start", None) is not None]
+        parts = memory.of_rank(each, memory.model_here(each), 10)
+        references = [part for part in parts if part.what.startswith("reference")]
+        assert [part.what for part in references] == what
+        assert memory.total(references) == sum(x.nbytes for pair in kept for x in pair)

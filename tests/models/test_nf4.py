@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM
 
 from rhymeflow import check, memory
 from rhymeflow.config import LoraConfig, ModelConfig
 from rhymeflow.config.load import build_config
 from rhymeflow.engine.base import NoiseKey, Request
+from rhymeflow.engine.native.body import Modules
 from rhymeflow.engine.native.native_engine import NativeEngine
 from rhymeflow.errors import UserError
 from rhymeflow.export.merged import write_merged
@@ -15,6 +17,7 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.models import nf4
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.lora import (
@@ -26,6 +29,7 @@ from rhymeflow.models.lora import (
     versioned,
 )
 from rhymeflow.models.nf4 import NF4Linear
+from rhymeflow.models.rows import WeightRows
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.engine.models import sampling, tiny_model
@@ -92,7 +96,8 @@ def test_the_engine_samples_from_what_the_learner_trains(config, tmp_path):
     assert torch.equal(own, scorer.score(row)[0])
 
 
-def test_weights_are_those_of_bitsandbytes(config, tmp_path):
+def test_weights_are_those_of_bitsandbytes(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(nf4, "_AT_A_TIME", 640)
     model = load_policy(config.model, dtype=torch.float32, device=CPU)
     plain = AutoModelForCausalLM.from_pretrained(config.model.name)
     for name, layer in plain.named_modules():
@@ -101,6 +106,7 @@ def test_weights_are_those_of_bitsandbytes(config, tmp_path):
             assert isinstance(found, NF4Linear)
             codes = bitsandbytes.quantize_4bit(layer.weight, blocksize=64, quant_type="nf4")
             assert torch.equal(found.weight, bitsandbytes.dequantize_4bit(*codes))
+    assert type(model.get_output_embeddings()) is torch.nn.Linear
     kept = {n: p for n, p in unversioned(model).items() if "norm" in n or "embed" in n}
     assert kept.keys() == unversioned(model).keys() - {"lm_head.weight"}
     assert all(torch.equal(plain.get_parameter(name), each) for name, each in kept.items())
@@ -119,6 +125,22 @@ def test_an_export_has_them_merged(config, tmp_path):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_one_layer_at_a_time_is_whole_while_a_model_is_read(config, monkeypatch):
+    """The model in its own precision may be what the memory has no room for."""
+    read, whole = WeightRows.read, []
+
+    def counted(self, name, *rows):
+        assert all(each.expired() for each in whole), name
+        values = read(self, name, *rows)
+        if name.endswith("proj.weight"):
+            whole.append(StorageWeakRef(values.untyped_storage()))
+        return values
+
+    monkeypatch.setattr(WeightRows, "read", counted)
+    model = load_policy(config.model, dtype=torch.float32, device=CPU)
+    assert len(whole) == sum(isinstance(each, NF4Linear) for each in model.modules()) > 0
+
+
 def test_what_is_trained_whole_keeps_its_bits(config):
     lora = LoraConfig(rank=2, modules_to_save=("layers.0.mlp",))
     whole = config.model.model_copy(update={"lora": lora})
@@ -133,6 +155,10 @@ def test_the_plan_counts_four_bits_and_a_scale(config):
     assert size.weights == sum(
         each.nbytes for each in (*model.parameters(), *buffers_of(model).values())
     )
+    Modules(model)  # an engine on CPUs, before it packs them
+    held = [each._held.nbytes for each in model.modules() if isinstance(each, NF4Linear)]
+    parts = {each.what: each.num_bytes for each in memory.of_instance(config, size, 10)}
+    assert parts["weights of 4 bits made whole"] == sum(held)
 
 
 def test_a_backward_pass_keeps_no_weight(config):
