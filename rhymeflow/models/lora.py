@@ -94,7 +94,7 @@ def quantize(
     values yet, returns those of a parameter: one layer at a time is whole."""
     layers = quantizable(model, adapter)
     for layer in layers.values() if read is not None else ():
-        layer.weight = None  # else what is freed later lies between what is kept
+        del layer.weight  # else what is freed later lies between what is kept
     for name, layer in layers.items():
         if read is not None:
             values = read(f"{name}.weight", layer.out_features)
