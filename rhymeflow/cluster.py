@@ -118,6 +118,9 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
     if model.num_adapter and config.rollout.engine == "vllm" and node.instances:
         read = len(node.instances) * config.rollout.vllm_tensor_parallel_size * model.weights
         parts.append(MemoryPart("weights as instances read them at their start", read))
+    if node.ranks and not config.learner.offload_optimizer:
+        leaving = model.version * len(node.ranks) // config.learner.num_ranks
+        parts.append(MemoryPart("weights on their way from the ranks' GPUs", leaving))
     if config.learner.offload_optimizer and node.ranks:
         offloaded = len(node.ranks) * total(memory.of_optimizer(config, model))
         parts.append(MemoryPart("master weights, gradients, moments", offloaded))

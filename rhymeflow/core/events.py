@@ -199,7 +199,8 @@ class LearnerReady:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The learner has carried out the first `parts` `Accumulate`s of batch `version`."""
+    """The learner has carried out the first `parts` `Accumulate`s of batch `version`; with 0 parts,
+    it can begin with them, while `version` is being published."""
 
     version: Version
     parts: int

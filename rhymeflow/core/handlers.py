@@ -244,7 +244,7 @@ def _finished_member(
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:
     """Record the first version; a learner that has restarted has accumulated nothing."""
-    state.accumulated, state.is_accumulating = [], False
+    state.accumulated, state.learner_is_busy = [], state.training is not None
     if state.published is None:
         state.published = event.version
 
@@ -252,7 +252,7 @@ def on_learner_ready(state: State, event: events.LearnerReady) -> None:
 def on_accumulated(state: State, event: events.Accumulated) -> None:
     """Record that the learner is idle, so that it may be given more groups to accumulate."""
     if (event.version, event.parts) == (state.buffers.first, len(state.accumulated)):
-        state.is_accumulating = False
+        state.learner_is_busy = False
 
 
 def on_version_published(state: State, event: events.VersionPublished) -> None:
@@ -261,6 +261,8 @@ def on_version_published(state: State, event: events.VersionPublished) -> None:
         state.published = event.version
         state.training = None
         state.num_filtered = 0
+        if not state.accumulated:  # else its `Accumulated` says when it is idle
+            state.learner_is_busy = False
 
 
 def on_evaluated(state: State, event: events.Evaluated) -> None:

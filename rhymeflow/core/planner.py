@@ -83,7 +83,7 @@ def _train(state: State) -> Iterator[Command]:
     ids = dict.fromkeys((*chain(*state.accumulated), *state.buffers.consume()))
     groups = [state.forget(group_id) for group_id in ids]
     parts = tuple(map(len, state.accumulated))
-    state.accumulated, state.is_accumulating = [], False
+    state.accumulated, state.learner_is_busy = [], True
     yield commands.Train(
         state.training, tuple(g.id for g in groups), tuple(g.rewarded() for g in groups), parts
     )
@@ -94,14 +94,14 @@ def _accumulate(state: State) -> Iterator[Command]:
     OCCUPIED in the first buffer stays there: OCCUPIED groups only move to earlier buffers, and only
     RESERVED ones are released."""
     buffers = state.buffers
-    if not state.plan.accumulate_early or state.training is not None or state.is_accumulating:
+    if not state.plan.accumulate_early or state.learner_is_busy:
         return
     occupied = buffers.occupied_in(buffers.first)
     if len(occupied) == sum(map(len, state.accumulated)):
         return
     group_ids = tuple(sorted(set(occupied).difference(*state.accumulated)))
     state.accumulated.append(group_ids)
-    state.is_accumulating = True
+    state.learner_is_busy = True
     members = tuple(state.groups[group_id].rewarded() for group_id in group_ids)
     yield commands.Accumulate(buffers.first, group_ids, members)
 

@@ -91,7 +91,7 @@ class State:
         self.published: Version | None = None
         self.training: Version | None = None
         self.accumulated: list[tuple[GroupId, ...]] = []  # the groups of each `Accumulate`
-        self.is_accumulating = False  # whether the learner still carries out the last of these
+        self.learner_is_busy = False  # with the last of these, or with training and publishing
         self.finished = False
         self.evaluations = plan.evaluations(range(plan.num_batches + 1))  # still to be commanded
         self.next_group: GroupId = 0

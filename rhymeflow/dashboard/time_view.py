@@ -44,6 +44,9 @@ _ENDS = {
     "Pulled": "pull",
     "Evaluated": "evaluation",
 }
+_OVER = {"Train": "accumulating", "Accumulate": "training"}
+"""What is over with a command to the learner, which the log may say only later: a version can still
+be on its way into the weight store."""
 _SHOWN = {"accumulating": "training"}  # kinds whose spans are shown as another kind
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded", "Abort")
 _ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed", "CloseEnvironments")
@@ -142,8 +145,8 @@ class Fold:
         elif kind in _BEGINS:
             assert body.version is not None
             self._begin(instance, _BEGINS[kind], body.version + (instance == LEARNER))
-            if kind == "Train":
-                self._end(LEARNER, "accumulating")  # the log may say so only later
+            if kind in _OVER:
+                self._end(LEARNER, _OVER[kind])
             elif kind == "InstanceJoined":
                 self._prefilled[instance] = time, 0.0
         elif kind in _ENDS:

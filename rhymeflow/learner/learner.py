@@ -111,6 +111,7 @@ class Learner:
         """As in `TokenScorer`, of all models; `emulation.learner_cost` says the same of a batch."""
         self.skipped: dict[int, str] = {}
         """Optimizer steps of the last batch that were skipped, by number from 0, and why."""
+        self.copied: torch.cuda.Event | None = None  # before which weights must not change
         self._early: _Early | None = None
         self._config, self._rollout, self._tokenizer = learner, rollout, tokenizer
         self._ranks, self._dtype = ranks, compute_dtype
@@ -188,7 +189,7 @@ class Learner:
     def rows(self) -> Gathering:
         """Return this rank's rows of the policy's parameters, tied ones once, and its buffers, in
         compute precision: live tensors, or made as they are looked up. Use them before the next
-        `train`."""
+        `train`, or set `copied`."""
         if self._base is not None:
             self._base.check_part()
         return published.rows(self.model, self._dtype, self._ranks, self._base)
@@ -309,6 +310,8 @@ class Learner:
         """Take an optimizer step of policy and critic, or of neither; return the norm of the
         policy's gradient, and why none was taken."""
         critic, config = self._critic, self._config
+        if self.copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(self.copied)  # the GPU, not the host
         if critic is None:
             return self._optimizer.step(rate, scale), self._optimizer.skipped
         norm, problem = 0.0, critic.measure(scale)

@@ -1,14 +1,15 @@
 """The ranks of a learner: how they connect, and the collectives that they use.
 
 A learner of one rank has `ALONE`: no process group, and every collective returns its argument. CPU
-tensors use gloo, GPU tensors NCCL. The thread that writes checkpoints has its own gloo group, since
-collectives of two threads must not mix. When a rank dies, the collectives of the others raise
-`RuntimeError` at once; when one hangs, after `timeout` seconds.
+tensors use gloo, GPU tensors NCCL. The threads that write checkpoints and publish weights have gloo
+groups of their own, since collectives of two threads must not mix. When a rank dies, collectives of
+the others raise `RuntimeError` at once; when one hangs, after `timeout` seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import os
 import socket
@@ -59,6 +60,9 @@ class Ranks:
         self.mesh: DeviceMesh | None = None
         self.cpu_mesh: DeviceMesh | None = None
         self.saving: dist.ProcessGroup | None = None  # of the thread that writes checkpoints
+        self._summing: dist.ProcessGroup | None = None  # None: that of all other collectives
+        self.publishing = self
+        """These ranks for the thread that publishes weights."""
 
     @classmethod
     def meet(
@@ -84,6 +88,8 @@ class Ranks:
         self.cpu_mesh = init_device_mesh("cpu", (count,))
         self.mesh = init_device_mesh("cuda", (count,)) if is_cuda else self.cpu_mesh
         self.saving = dist.new_group(backend="gloo", timeout=limit)
+        self.publishing = copy.copy(self)
+        self.publishing._summing = dist.new_group(backend="gloo", timeout=limit)
         return self
 
     def leave(self) -> None:
@@ -119,7 +125,7 @@ class Ranks:
     def summed(self, values: Tensor) -> Tensor:
         """Sum every rank's values, a CPU tensor, in place; return it."""
         if self.count > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._summing)
         return values
 
     def broadcast(self, value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -129,15 +130,16 @@ def _unsigned(units_N: Tensor) -> Tensor:
     return units_N.long() & 0xFFFF
 
 
+Piece = tuple[Tensor, "torch.cuda.Event | None"]
+
+
 class Staging:
-    """Two buffers of host memory, pinned if the device is a GPU: while bytes go between one of them
-    and the device, the host fills or empties the other. Copies to the device are of its current
-    stream, copies from it of a stream of their own. One of these is for one direction."""
+    """Two buffers of host memory, pinned if the device is a GPU: while the bytes of one of them go
+    to the device, by its current stream, the host fills the other."""
 
     def __init__(self, device: torch.device, size: int = STAGED_BYTES) -> None:
         self.device, is_gpu = device, device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if is_gpu else None
-        self._buffers = deque(
+        self._buffers = deque[Piece](
             (
                 torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu),
                 torch.cuda.Event() if is_gpu else None,
@@ -170,36 +172,59 @@ class Staging:
                 copied.record(torch.cuda.current_stream(self.device))
             self._buffers.rotate(1)
 
-    def catch_up(self) -> None:
-        """Have `copy_out` copy what the current stream has been told to make so far."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def copy_out(self, source: Tensor, into: np.ndarray) -> None:
-        """Copy the bytes of a contiguous tensor to the host, [n] uint8; return when they are there.
-        It must not change in the meantime, so no copy of it is needed on the device."""
-        source_N = source.detach().reshape(-1).view(torch.uint8)
-        begun: deque[tuple[np.ndarray, Tensor, torch.cuda.Event | None]] = deque()
-        for first in range(0, len(into), self._size):
-            if len(begun) == len(self._buffers):
-                _empty(*begun.popleft())
-            part = into[first : first + self._size]
-            buffer, copied = self._buffers[0]
-            with torch.cuda.stream(self._stream):
-                staged_N = buffer[: len(part)]
-                staged_N.copy_(source_N[first : first + len(part)], non_blocking=True)
+class Outbox:
+    """Host memory, pinned if the device is a GPU, for all that a process publishes. A stream of its
+    own fills it while the device goes on; then the host takes the bytes, in the same order."""
+
+    def __init__(self, device: torch.device, num_bytes: int, size: int = STAGED_BYTES) -> None:
+        """`size` is that of each piece of the memory."""
+        is_gpu = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if is_gpu else None
+        self.device, self._size, self._at = device, size, 0
+        self._pieces = [
+            (
+                torch.empty(min(size, num_bytes - first), dtype=torch.uint8, pin_memory=is_gpu),
+                torch.cuda.Event() if is_gpu else None,
+            )
+            for first in range(0, num_bytes, size)
+        ]
+        """Each with the event of its last copy."""
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Have the stream do what the device is told in the block, after what it has been told so
+        far; there `put` fills the memory, and `take`, afterwards, empties it."""
+        self._at = 0
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            yield
+        self._at = 0
+
+    def put(self, tensor: Tensor) -> None:
+        """Have the bytes of a contiguous tensor copied, and wait for nothing."""
+        source_N = tensor.detach().reshape(-1).view(torch.uint8)
+        for (buffer, copied), there, here in self._parts(len(source_N)):
+            buffer[there].copy_(source_N[here], non_blocking=True)
             if copied is not None:
-                copied.record(self._stream)
-            begun.append((part, staged_N, copied))
-            self._buffers.rotate(1)
-        for each in begun:
-            _empty(*each)
+                copied.record(self.stream)
 
+    def take(self, into: np.ndarray) -> None:
+        """Fill [n] uint8, once the bytes are there."""
+        for (buffer, copied), there, here in self._parts(len(into)):
+            if copied is not None:
+                copied.synchronize()
+            np.copyto(into[here], buffer[there].numpy())
 
-def _empty(into: np.ndarray, staged_N: Tensor, copied: torch.cuda.Event | None) -> None:
-    if copied is not None:
-        copied.synchronize()
-    np.copyto(into, staged_N.numpy())
+    def _parts(self, count: int) -> Iterator[tuple[Piece, slice, slice]]:
+        """Yield the pieces that the next bytes are in, and where in these and among the bytes."""
+        first = 0
+        while first < count:
+            number, start = divmod(self._at, self._size)
+            length = min(self._size - start, count - first)
+            yield self._pieces[number], slice(start, start + length), slice(first, first + length)
+            first, self._at = first + length, self._at + length
 
 
 def _tiles(num_rows: int, length: int, size: int) -> Iterator[tuple[slice, slice]]:

@@ -1,11 +1,13 @@
 """Publishes weights: the learner's side of `base.py`, the same on one rank and on many.
 
 Each rank hashes its rows where they are, and copies them into a store of its own. It publishes them
-there once the digests of all ranks are summed, so when all have copied theirs."""
+there once the digests of all ranks are summed, so when all have copied theirs. A GPU copies while
+the next step begins: only what changes the weights must come after `BegunPublication.copied`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,11 +21,14 @@ from rhymeflow.utils import progress, shared_memory
 from rhymeflow.weights.base import SPARE_VERSIONS, BytesOf, RankedWeightHandle, WeightHandle
 from rhymeflow.weights.changes import Difference, Finder, amounts, pack
 from rhymeflow.weights.manifest import Manifest, Slab, TensorSpec, plan, require_names, require_spec
-from rhymeflow.weights.on_device import Hash, Staging, as_ints, hash_of, is_on_host
+from rhymeflow.weights.on_device import Hash, Outbox, as_ints, hash_of, is_on_host
 from rhymeflow.weights.proof import ProvedWeights, bytes_of, combine
 
 if TYPE_CHECKING:
     from rhymeflow.learner.ranks import Ranks
+
+
+DIGEST_BYTES = 8
 
 
 def rows_of(manifest: Manifest, ranks: Ranks) -> Manifest:
@@ -45,6 +50,17 @@ class New(NamedTuple):
     changes: Sequence[np.ndarray]
 
 
+class BegunPublication(NamedTuple):
+    """A publication that has begun."""
+
+    take: Callable[[np.ndarray], None]
+    """Fills [n] uint8 with the next tensor's bytes, once they are in the host's memory."""
+    digests: Callable[[], list[int]]
+    """Returns what the tensors add to their digests, once all were taken."""
+    copied: torch.cuda.Event | None
+    """The tensors must not change before this event or, for None, before it is finished."""
+
+
 class WeightStore:
     """The learner's side, or one rank's: what it publishes are its rows."""
 
@@ -54,39 +70,82 @@ class WeightStore:
     def __init__(self, manifest: Manifest, keep: int, ranks: Ranks | None = None) -> None:
         """`keep` is the number of last publications to which changes are kept; 0: none."""
         self._manifest, self._keep = manifest, keep
-        self._ranks = None if ranks is None or ranks.count == 1 else ranks
+        self._ranks = None if ranks is None or ranks.count == 1 else ranks.publishing
         self._rows = manifest if self._ranks is None else rows_of(manifest, self._ranks)
         self._finder: Finder | None = None
-        self._staging: Staging | None = None  # of a device; memory of the host needs none
+        self._outbox: Outbox | None = None  # of a device; memory of the host needs none
         self._last: ProvedWeights | None = None
         self.metrics: Mapping[str, float] = {}
         """How much the last publication changed. Empty if no changes are kept."""
 
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Publish `version` for readers; return its checksum. With several ranks `tensors` are
-        this rank's rows, and all ranks must publish: each returns when all have.
-
-        The tensors, on any device, must not change until this returns, so they are not copied
-        there: the next step begins later anyway, when the version is reported. Digests are theirs,
-        so that readers detect errors in the copy. If a rank is lost in the meantime, readers still
-        find the version before.
+        this rank's rows, and all ranks must publish: each returns when all have. Digests are those
+        of the tensors, so that readers detect errors in the copy. If a rank is lost in the
+        meantime, readers still find the version before.
 
         Raises `ManifestMismatch` if they are not the manifest's tensors."""
+        return self.finish(version, self.begin(tensors))
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> BegunPublication:
+        """Begin to publish: have a GPU hash and copy its tensors beside what it is told next, and
+        wait for nothing. Only the last publication may be unfinished. Raises as `publish`."""
         require_names(self._rows, tensors)
+        # Look each tensor up once: the mapping may make it then, on the stream that copies it.
+        looked = (tensors[spec.name] for spec in self._rows)
+        first = next(looked)
+        given = zip(self._rows, self._manifest, chain([first], looked), strict=True)
+        if not is_on_host(first):
+            return self._begin_on_device(first, given)
+        hashes = list[Hash]()
+
+        def take(into: np.ndarray) -> None:
+            spec, whole, tensor = next(given)
+            require_spec(spec, tensor)
+            hashes.append(self._copy(tensor, _first_byte(whole, self._ranks), into))
+
+        return BegunPublication(take, lambda: as_ints(hashes), None)
+
+    def _begin_on_device(
+        self, first: Tensor, given: Iterable[tuple[TensorSpec, TensorSpec, Tensor]]
+    ) -> BegunPublication:
+        size = sum(spec.num_bytes + DIGEST_BYTES for spec in self._rows)
+        outbox = self._outbox = self._outbox or Outbox(first.device, size)
+        hashes = list[Tensor]()
+        with outbox.filling():
+            if outbox.stream is not None:
+                first.record_stream(outbox.stream)  # it was made on another
+            for spec, whole, tensor in given:
+                require_spec(spec, tensor)
+                dense = tensor.detach().contiguous()
+                found = hash_of(dense, Slab(_first_byte(whole, self._ranks), spec.num_bytes))
+                assert isinstance(found, Tensor), "all tensors are on the device"
+                hashes.append(found)
+                outbox.put(dense)
+                progress.advance()
+            outbox.put(torch.stack(hashes))
+            copied = None if outbox.stream is None else outbox.stream.record_event()
+
+        def digests() -> list[int]:
+            found = np.empty(len(hashes), np.uint64)
+            outbox.take(found.view(np.uint8))
+            return [int(each) for each in found]
+
+        return BegunPublication(outbox.take, digests, copied)
+
+    def finish(self, version: Version, begun: BegunPublication) -> int:
+        """Publish what `begin` began, in any thread; see `publish`."""
         base = self._last if self._keep else None
         old, room = self._begin()
-        hashes, differences = list[Hash](), list[Difference]()
-        # Look each tensor up once: the mapping may make it then.
-        for spec, whole in zip(self._rows, self._manifest, strict=True):
-            tensor = tensors[spec.name]
-            require_spec(spec, tensor)
+        differences = list[Difference]()
+        for spec in self._rows:
             into = room(spec)
-            hashes.append(self._copy(tensor, _first_byte(whole, self._ranks), into))
+            begun.take(into)
             progress.advance()
             if base is not None:
                 self._finder = self._finder or Finder(self._rows)
                 differences.append(self._finder.find(into, old(spec)))
-        digests = _summed(as_ints(hashes), self._ranks)  # so all ranks' rows are there
+        digests = _summed(begun.digests(), self._ranks)  # so all ranks' rows are there
         weights = ProvedWeights(version, combine(self._manifest, digests))
         changes = [] if base is None else pack(base, weights, digests, differences)
         self._end(New(weights, digests, base, changes))
@@ -104,17 +163,10 @@ class WeightStore:
         return weights.checksum
 
     def _copy(self, tensor: Tensor, first: int, into: np.ndarray) -> Hash:
-        """Copy a tensor's bytes to the host; return its digest as rows that begin at that byte."""
-        tensor = tensor.detach().contiguous()
-        if is_on_host(tensor):
-            np.copyto(into, bytes_of(tensor))
-        else:
-            self._staging = self._staging or Staging(tensor.device)
-            self._staging.catch_up()
-        found = hash_of(tensor, Slab(first, len(into)))  # on a GPU, beside the copy
-        if self._staging is not None:
-            self._staging.copy_out(tensor, into)
-        return found
+        """Copy a tensor's bytes in the host's memory; return its digest as rows that begin at that
+        byte."""
+        np.copyto(into, bytes_of(tensor))
+        return hash_of(tensor.detach().contiguous(), Slab(first, len(into)))
 
     def _begin(self) -> tuple[BytesOf, BytesOf]:
         """Return functions that return a tensor's bytes: of the last publication, to be read, and

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ class LearnerProcess:
     ranks, _pace = ALONE, Pace()  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
     _teacher_prompts: restore.TeacherPrompts | None = None
+    _published: Future[None] | None = None
+    """What a thread is publishing, or has published."""
 
     def __init__(
         self,
@@ -130,6 +133,7 @@ class LearnerProcess:
         with explained(self._reader):
             damaged, retrain_seconds = self._restore(place)
         self.weights = make_store(config, self.learner.manifest(), run_dir, ranks)
+        self._publisher = ThreadPoolExecutor(1, "publishing")
         checksum = self.weights.publish(self.version, self.learner.rows())
         if not ranks.is_lead:
             return
@@ -216,6 +220,7 @@ class LearnerProcess:
         progress.has_started = True
         while not self._ending:
             self.turn()
+        self._end_publishing()
 
     def turn(self) -> None:
         """Carry out the next message, if one arrives, and report written checkpoints."""
@@ -225,6 +230,8 @@ class LearnerProcess:
             self._carry_out(first)
         elif self.connection.poll(SAVING_SECONDS if self._saver.is_busy else messages.WAIT_SECONDS):
             self._carry_out(receive(self.connection))
+        if self._published is not None and self._published.done():
+            self._end_publishing()
         self._report_saved()
 
     def _carry_out(self, message: AnyMessage) -> None:
@@ -237,6 +244,7 @@ class LearnerProcess:
             case messages.Publish(version=version):
                 self._publish(version)
             case messages.SaveCheckpoint(keep=keep):
+                self._end_publishing()  # checkpoints are of published versions
                 self._saver.begin(self.version, self.learner.snapshot(), keep)
             case messages.Shutdown():
                 self._ending = True
@@ -305,16 +313,34 @@ class LearnerProcess:
         self._send(messages.BatchDetails(responses))
 
     def _publish(self, version: Version) -> None:
+        """Publish the version; where a GPU copies it, in a thread, while the next batch begins."""
         assert version == self.version, (version, self.version)
+        self._end_publishing()
         started = self._pace.now()
         if self._pace.cost is not None:  # instances can pull as soon as the store has it
             self._pace.hold(self._pace.cost.push, started)
-        checksum = as_text(self.weights.publish(self.version, self.learner.rows()))
-        seconds = self._pace.now() - started
+        begun = self.weights.begin(self.learner.rows())
         skipped = self.learner.skipped  # of the batch that made this version
-        reason = next(iter(skipped.values()), "")
-        published = VersionPublished(version, checksum, tuple(skipped), reason)
-        self._send(Envelope(published, messages.Publication(seconds, dict(self.weights.metrics))))
+
+        def finish() -> None:
+            checksum = as_text(self.weights.finish(version, begun))
+            seconds, reason = self._pace.now() - started, next(iter(skipped.values()), "")
+            published = VersionPublished(version, checksum, tuple(skipped), reason)
+            data = messages.Publication(seconds, dict(self.weights.metrics))
+            self._send(Envelope(published, data))
+
+        if begun.copied is None:
+            finish()
+            return
+        self.learner.copied = begun.copied
+        self._published = self._publisher.submit(finish)
+        self._send(Accumulated(version, 0))
+
+    def _end_publishing(self) -> None:
+        """Wait until what is being published is; raise what has failed there."""
+        published, self._published = self._published, None
+        if published is not None:
+            published.result()
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

@@ -75,7 +75,8 @@ class Interleaving:
         failures: probability that a reward cannot be had.
         duplicates: probability that an event is reported again, at any later time.
         crashes: how many instances may die; each is replaced by a new one.
-        disorder: probability that what an instance or the data says passes what it said before."""
+        disorder: probability that what an instance or the data says passes what it said before.
+        overlaps: probability that the learner can accumulate while it publishes."""
 
     def __init__(
         self,
@@ -88,13 +89,15 @@ class Interleaving:
         duplicates: float = 0.0,
         crashes: int = 0,
         disorder: float = 0.0,
+        overlaps: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.plan, self.schedule = plan, schedule or a_schedule()
         self.coordinator = Coordinator(plan, self.schedule)
         self.choose, self.random = choose or random.Random(seed).randrange, random.Random(seed)
         self.failures, self.duplicates = failures, duplicates
-        self.crashes, self.disorder = crashes, disorder
+        self.crashes, self.disorder, self.overlaps = crashes, disorder, overlaps
+        self.begun: set[int] = set()  # batches that can be accumulated before they can be trained
         self.log: list[e.Event] = []
         self.commands: list[c.Command] = []
         self.due: list[tuple[str, e.Event]] = [("", e.LearnerReady(0))]
@@ -182,14 +185,20 @@ class Interleaving:
                 assert group in self.dropped
                 self._create(group)
             case c.Accumulate(version, groups, members):
+                assert self.training is None or version in self.begun, "the learner trains"
                 self._check_groups(version, groups, members)
                 self.num_parts += 1
                 self._say(e.Accumulated(version, self.num_parts))
             case c.Train(version, groups, members):
                 assert len(groups) == len(members) == self.plan.groups_per_batch
+                assert self.training is None, "two batches in training"
+                assert version == self.published
                 self._check_groups(version, groups, members)
                 self.batches.append(groups)
                 self.training, self.num_parts = version, 0
+                if self.random.random() < self.overlaps:
+                    self.begun.add(version + 1)
+                    self._say(e.Accumulated(version + 1, 0))
             case c.Drop(group):
                 self._check_not_ended(group)
                 self.dropped.add(group)
@@ -225,8 +234,7 @@ class Interleaving:
         self, version: int, groups: tuple[int, ...], members: tuple[tuple[int, ...], ...]
     ) -> None:
         """Of a batch, or of a part of it."""
-        assert self.training is None, "two batches in training"
-        assert version == len(self.batches) == self.published
+        assert version == len(self.batches)
         for group, chosen in zip(groups, members, strict=True):
             self._check_not_ended(group)
             assert len(set(chosen)) == self.plan.num_generations

@@ -108,6 +108,7 @@ def routes(commands):
             "duplicates": st.sampled_from([0.0, 0.2]),
             "crashes": st.integers(0, 3),
             "disorder": st.sampled_from([0.0, 0.1, 0.5]),
+            "overlaps": st.sampled_from([0.0, 0.5]),
         }
     ),
     most=st.sampled_from([base.LEAST_LIMIT, 1]),
@@ -385,3 +386,23 @@ def test_nonsense_and_repetition_change_nothing(seed, name):
             assert replayed.handle(extra) == [], extra
         invariants.check(replayed.state)
     assert commands == runtime.commands
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_next_batch_begins_while_a_version_is_published_if_the_learner_can(overlaps):
+    """It accumulates one part after the other, whenever the version is there."""
+    sizes = {"groups": 6, "groups_per_batch": 3, "num_generations": 1, "max_staleness": 1}
+    coordinator, _ = begun(instances=(("a", 9),), accumulate_early=True, **sizes)
+    found = tell(coordinator, *(each for group in range(4) for each in done(group)))
+    assert c.Train(0, (0, 1, 2), ((0,),) * 3, ()) in found
+    said = (e.Accumulated(1, 0),) if overlaps else ()
+    for due in (overlaps, False):
+        assert (accumulated(tell(coordinator, *said)) == [(3,)]) == due
+    more = tell(coordinator, e.VersionPublished(1), *done(4))
+    assert accumulated(more) == ([] if overlaps else [(3, 4)])
+    found = tell(coordinator, e.Accumulated(1, 1))
+    assert accumulated(found) == ([(4,)] if overlaps else [])
+
+
+def accumulated(commands):
+    return [each.groups for each in commands if isinstance(each, c.Accumulate)]

@@ -83,6 +83,11 @@ LOG = [
     line(17, "Train", version=1),
     line(18, "Accumulated", version=1),
     line(19, "VersionPublished", version=2),
+    line(20, "Train", version=2),
+    line(21, "Accumulated", version=3),
+    line(22, "Accumulate", version=3),
+    line(23, "VersionPublished", version=3),
+    line(24, "Accumulated", version=3),
 ]
 SPANS = {
     Span(A, "generating", 1, 5, 0),
@@ -97,6 +102,8 @@ SPANS = {
     Span(LEARNER, "training", 14, 15, 2),
     Span(LEARNER, "training", 16, 17, 2),
     Span(LEARNER, "training", 17, 19, 2),
+    Span(LEARNER, "training", 20, 22, 3),
+    Span(LEARNER, "training", 22, 24, 4),
 }
 
 
@@ -110,7 +117,7 @@ def folded(lines: Iterable[tuple[float, str, Body]]) -> Fold:
 def test_what_went_on_when():
     fold = folded(LOG)
     assert spans_in(fold.lanes) == SPANS
-    assert spans_in(fold.within(0, 99)) - SPANS == {Span(f"{A}.1", "there", 14, 19, 1)}
+    assert spans_in(fold.within(0, 99)) - SPANS == {Span(f"{A}.1", "there", 14, 24, 1)}
 
 
 def test_an_instance_waits_only_while_it_has_nothing_else():

@@ -32,6 +32,7 @@ from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.weights.base import VersionUnavailable
 from rhymeflow.weights.proof import ProvedWeights
+from rhymeflow.weights.publish import BegunPublication
 
 STOP = 0
 STATE_FILE = "state.json"
@@ -72,9 +73,16 @@ class Weights:
         self._asked += 1
         return self._asked % 3 == 0
 
-    def publish(self, version: Version, state: int) -> int:
+    def begin(self, state: int) -> BegunPublication:
+        return BegunPublication(lambda into: None, lambda: [state], None)
+
+    def finish(self, version: Version, begun: BegunPublication) -> int:
+        (state,) = begun.digests()
         self._published = ProvedWeights(version, state)
         return state
+
+    def publish(self, version: Version, state: int) -> int:
+        return self.finish(version, self.begin(state))
 
     def newest(self, want: Version) -> ProvedWeights:
         if self._published is None or self._published.version < want:

@@ -4,17 +4,15 @@ Two kinds of tensors use it: fake ones, which have shapes only (`FakeTensorMode`
 `simcuda.py`, which are computed on the CPU. Views, conversions and autograd ask `cuda_guard.cpp`
 for the current GPU and its streams. Backward passes run in the caller's thread."""
 
-# Why a compiler is needed. torch asks a C++ object with some twenty virtual functions, at places in
-# its table that differ between versions. Without one, `ctypes` can only write the CPU's guard into
-# the table of guards: then the current device is `cpu:0`, so `.to("cuda")` without an index does
-# nothing, and a backward pass ends the process. Tests that pass so would say too little.
+# torch asks a C++ object with some twenty virtual functions, at places in its table that differ
+# between versions; docs/decisions.md says what could be had without a compiler.
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,10 +35,13 @@ def compiled(directory: Path) -> Path:
 
 
 class Stream:
-    """A stream that is always done. `waited` is called when the host waits."""
+    """A stream that is always done. `waited` is called when the host waits, `ordered` when a stream
+    does, for an event."""
 
     stream_id = device_index = cuda_stream = 0
     waited = staticmethod(lambda what: None)
+    ordered = staticmethod(lambda: None)
+    is_beside = False  # whether what is queued is of a stream that is not the default
 
     def __init__(self, *_: object, **__: object) -> None:
         self.device = torch.device("cuda", 0)
@@ -56,10 +57,21 @@ class Stream:
         event.record()
         return event
 
-    def _nothing(self, *_: object) -> None:
-        """The rest orders streams among each other."""
+    def wait_event(self, event: Event) -> None:
+        Stream.ordered()
 
-    wait_stream = wait_event = wait = _nothing
+    def wait_stream(self, other: Stream) -> None:
+        """Of those that are beside, for the default: what it was told is done."""
+
+
+@contextmanager
+def beside(stream: Stream | None) -> Iterator[None]:
+    """As `torch.cuda.stream`."""
+    before, Stream.is_beside = Stream.is_beside, Stream.is_beside or stream is not None
+    try:
+        yield
+    finally:
+        Stream.is_beside = before
 
 
 class Event(Stream):
@@ -90,7 +102,7 @@ def fake_cuda(library: Path) -> Iterator[None]:
         for name in ("Stream", "current_stream", "default_stream"):
             patch.setattr(torch.cuda, name, Stream)
         patch.setattr(torch.cuda, "Event", Event)
-        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patch.setattr(torch.cuda, "stream", beside)
         patch.setattr(torch.cuda, "synchronize", lambda *_: Stream.waited("synchronize"))
         patch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
         patch.setattr(torch.Tensor, "cuda", lambda self, *_, **__: self.to("cuda"))

@@ -3,7 +3,8 @@
 What a GPU refuses is refused: a CPU tensor beside a `cuda` one, and `.numpy()`. Counted by the line
 of the package that caused it are kernels (operations that compute something), copies each way with
 their bytes, and what the host waits for. A copy from or to pinned memory with `non_blocking` is
-made only when the host waits, or the device tensor is used: who does not wait reads old values."""
+made only when the host waits, or the device tensor is used: who does not wait reads old values.
+Those of another stream read what is there then, unless the device waits for them before."""
 
 from __future__ import annotations
 
@@ -153,7 +154,8 @@ class SimCuda(TorchDispatchMode):
         self.kernels, self.waits = Counter[str](), Counter[str]()
         self.copies, self.bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         self._pinned: list[torch.UntypedStorage] = []
-        self._pending: list[tuple[Tensor, Tensor]] = []  # targets and sources of queued copies
+        self._pending: list[tuple[Tensor, Tensor, bool]] = []
+        """Targets and sources of queued copies, and whether they are of another stream."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -180,19 +182,28 @@ class SimCuda(TorchDispatchMode):
         return not is_ours and any(0 <= place - x.data_ptr() < x.nbytes() for x in self._pinned)
 
     def waited(self, what: str) -> None:
-        """The host waits: all that it has queued is done."""
+        """The host waits for the default stream: all that it has queued there is done."""
         self.waits[f"{line_here()} {what}"] += 1
+        self._finish(lambda target, is_beside: not is_beside)
+
+    def waited_for_all(self, what: str) -> None:
+        """The host waits for an event or a stream; taken for all of them."""
+        self.waited(what)
         self._finish()
 
-    def _finish(self, used: Iterable[Tensor] | None = None) -> None:
-        """Make the copies that are queued; only those to device tensors that are `used`."""
-        places = {x.untyped_storage().data_ptr() for x in used or ()}
+    def _finish(self, which: Callable[[Tensor, bool], bool] = lambda *_: True) -> None:
+        """Make the copies that are queued."""
         queued, self._pending = self._pending, []
-        for target, source in queued:
-            if used is None or target.untyped_storage().data_ptr() in places:
+        for target, source, is_beside in queued:
+            if which(target, is_beside):
                 target.copy_(source)
             else:
-                self._pending.append((target, source))
+                self._pending.append((target, source, is_beside))
+
+    def _finish_of(self, used: Iterable[Tensor]) -> None:
+        """Make those to these device tensors."""
+        places = {x.untyped_storage().data_ptr() for x in used}
+        self._finish(lambda target, _: target.untyped_storage().data_ptr() in places)
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         return self.run(function, arguments, keywords or {})
@@ -219,7 +230,7 @@ class SimCuda(TorchDispatchMode):
             if to is not None and source.device.type != to.type and not is_number:
                 return self._copy_between(source, target, arguments, keywords)
         self._check(packet, arguments, leaves, ours)
-        self._finish(x.inner for x in ours)
+        self._finish_of(x.inner for x in ours)
         if packet in WAITING:
             self.waited(packet.__name__)
         if launches:
@@ -274,10 +285,14 @@ class SimCuda(TorchDispatchMode):
             )
         host = target if to_host else source
         self._count_copy("to host" if to_host else "to device", host)
-        self._finish([source.inner if to_host else target.inner])
+        self._finish_of([source.inner if to_host else target.inner])
         if goes_on and self.is_pinned(host):
-            # What the device does next does not change what is read, but what the host does may.
-            self._pending.append((on_cpu(target), source.inner.clone() if to_host else source))
+            # What the device does next does not change what is read, unless the copy is beside it;
+            # what the host does may.
+            is_beside, source = Stream.is_beside, on_cpu(source)
+            if to_host and not is_beside:
+                source = source.clone()
+            self._pending.append((on_cpu(target), source, is_beside))
             return target
         if to_host:
             self.waited("copy to host")
@@ -291,7 +306,8 @@ def simulated_cuda(library: Path) -> Iterator[SimCuda]:
     sim = SimCuda()
     with fake_cuda(library), pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimCuda, "current", sim)
-        patch.setattr(Stream, "waited", staticmethod(sim.waited))
+        patch.setattr(Stream, "waited", staticmethod(sim.waited_for_all))
+        patch.setattr(Stream, "ordered", staticmethod(sim._finish))
         patch.setattr(Tensor, "pin_memory", lambda self, *_: sim.pin(self.clone()))
         patch.setattr(Tensor, "is_pinned", lambda self, *_: sim.is_pinned(self))
         with sim:

@@ -7,7 +7,9 @@ from rhymeflow.learner.ranks import Ranks
 from rhymeflow.weights import install, on_device
 from rhymeflow.weights.install import Installation, SlabPlace
 from rhymeflow.weights.manifest import manifest_of, slab_of
+from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from tests.gpu_paths.test_learner import learner_on, step, weights
 from tests.weights.made_up import bits, checksum_of
 
 STAGED = 100_000  # bytes of a buffer
@@ -33,7 +35,8 @@ def on(device, tensors):
 @pytest.fixture(autouse=True)
 def no_tables(monkeypatch):
     """Of another simulation."""
-    monkeypatch.setattr(on_device.Staging.__init__, "__defaults__", (STAGED,))
+    for each in (on_device.Staging, on_device.Outbox):
+        monkeypatch.setattr(each.__init__, "__defaults__", (STAGED,))
     on_device._keys.cache_clear()
     yield
     on_device._keys.cache_clear()
@@ -50,8 +53,8 @@ def test_published_and_pulled_through_pinned_memory_once(sim):
         there = on("cuda", made_up(0))
         sim.reset()
         assert store.publish(0, there) == checksum_of(made_up(0))
-        assert sim.bytes["to host", "pinned"] == num_bytes
-        assert sim.bytes["to host", "pageable"] == 8 * len(there)
+        assert sim.bytes["to host", "pinned"] == num_bytes + 8 * len(there)
+        assert sim.bytes["to host", "pageable"] == 0
         assert sim.num_bytes("to device") < SMALL
         waits = sum(sim.waits.values())
         assert waits <= num_bytes // STAGED + 2 * len(there) + 1, sim.waits
@@ -80,6 +83,37 @@ def units_of(tensors):
     return torch.cat([each.contiguous().view(torch.int16).flatten() for each in tensors.values()])
 
 
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_step_waits_for_no_copy_of_the_weights(is_ordered, sim):
+    """It computes its gradients meanwhile, and the device alone puts its step after the copies. It
+    must: they would else be of other weights."""
+    learner = learner_on("cuda", dtype=torch.bfloat16)
+    store = SharedMemoryWeightStore(learner.manifest())
+    try:
+        store.publish(0, learner.rows())
+        step(learner, 0)
+        before, checksum = weights(learner), learner.checksum()
+        sim.reset()
+        begun = store.begin(learner.rows())
+        assert (sim.waits, sim.bytes) == ({}, {("to host", "pinned"): sum(sim.bytes.values())})
+        assert sim.num_bytes("to host") == sizes(before) + 8 * len(before)
+        learner.copied = begun.copied if is_ordered else None
+        step(learner, 1, early=8)
+        assert sim.waits.total() <= 2 + 1, sim.waits
+        assert not [line for line in sim.waits if "weights/" in line]
+        assert bits(weights(learner)) != bits(before)
+        assert store.finish(1, begun) == checksum
+        pulled = {name: torch.zeros_like(each) for name, each in before.items()}
+        if is_ordered:
+            assert Installation(pulled).pull(store.handle.open()) == (1, checksum)
+            assert bits(pulled) == bits(before)
+        else:
+            with pytest.raises(ChecksumMismatch):
+                Installation(pulled).pull(store.handle.open())
+    finally:
+        store.close()
+
+
 class AsIfAlone(Ranks):
     """A rank whose sums are its own."""
 
@@ -94,8 +128,12 @@ def test_a_rank_copies_its_rows(sim):
         rows = {name: each[ranks.rows(len(each))] for name, each in tensors.items()}
         rows = on("cuda", rows)
         sim.reset()
-        store.publish(0, rows)
-        assert sim.bytes["to host", "pinned"] == sizes(rows) <= sizes(tensors) / 4 + 64
+        begun = store.begin(rows)
+        assert not sim.waits
+        store.finish(0, begun)
+        assert sim.bytes["to host", "pinned"] == sizes(rows) + 8 * len(rows)
+        assert sizes(rows) <= sizes(tensors) / 4 + 64
+        assert sim.bytes["to host", "pageable"] == 0
     finally:
         store.close()
 

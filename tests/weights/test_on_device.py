@@ -12,7 +12,7 @@ from rhymeflow.weights import on_device, proof
 from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.install import SlabPlace
 from rhymeflow.weights.manifest import Slab, manifest_of, slab_of
-from rhymeflow.weights.on_device import Staging, as_ints, hash_of
+from rhymeflow.weights.on_device import Outbox, Staging, as_ints, hash_of
 from tests.weights.made_up import changed, random_bits
 
 CPU = torch.device("cpu")
@@ -95,11 +95,18 @@ def test_places_take_their_parts_of_rows_and_of_changes(found, data):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 200, 299, 1000])
-def test_bytes_go_out_through_two_buffers(num_bytes):
-    data = torch.arange(num_bytes) % 251
-    into = np.zeros(num_bytes, np.uint8)
-    Staging(CPU, 100).copy_out(data.to(torch.uint8), into)
-    assert into.tolist() == data.tolist()
+def test_bytes_go_out_through_pieces_of_memory(num_bytes):
+    data = (torch.arange(num_bytes) % 251).to(torch.uint8)
+    outbox = Outbox(CPU, num_bytes, 100)
+    for _ in range(2):
+        into = np.zeros(num_bytes, np.uint8)
+        with outbox.filling():
+            outbox.put(data[:150])
+            outbox.put(data[150:])
+        outbox.take(into[:30])
+        outbox.take(into[30:])
+        assert into.tolist() == data.tolist()
+        data = data.flip(0)
 
 
 @pytest.mark.parametrize("first", [0, 1, 1024, 5000])

@@ -1,22 +1,35 @@
 """The learner's process: what it reads of the log, and what it says of checkpoints."""
 
 import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
 from rhymeflow.config import Config
-from rhymeflow.core.events import VersionPublished
+from rhymeflow.core.events import Accumulated, VersionPublished
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint import Saved
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.weights.proof import as_text
+from rhymeflow.weights.publish import BegunPublication
 from rhymeflow.workers import learner as learners
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess
-from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
+from rhymeflow.workers.messages import (
+    CheckpointEnded,
+    Publish,
+    SaveCheckpoint,
+    Shutdown,
+    receive,
+    send,
+)
 from rhymeflow.workers.restore import samples, skipped_in_a_row
 from tests.runtime.tiny import save_model
 
@@ -88,3 +101,67 @@ def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
     learner.turn()
     assert ours.poll()
     assert receive(ours) == CheckpointEnded(3, "step-3")
+
+
+class SlowWeights:
+    """Of a GPU: `finish` waits until `are_there`, and fails as it is told."""
+
+    metrics: ClassVar = {"params/changed_share": 0.5}
+
+    def __init__(self):
+        self.are_there, self.copied, self.error = threading.Event(), object(), None
+
+    def begin(self, rows):
+        return BegunPublication(None, None, self.copied)
+
+    def finish(self, version, begun):
+        assert self.are_there.wait(10)
+        assert begun.copied is self.copied
+        if self.error is not None:
+            raise self.error
+        return 5
+
+
+@pytest.fixture
+def publishing():
+    """A learner whose weights are on their way, and the other end of its connection."""
+    ours, theirs = (Channel(each) for each in multiprocessing.Pipe())
+    process = LearnerProcess.__new__(LearnerProcess)
+    process.connection, process.version, process.weights = theirs, 3, SlowWeights()
+    process.learner = SimpleNamespace(rows=dict, skipped={1: "it is nan"}, copied=None)
+    process._saver = SimpleNamespace(is_busy=True, ended=list, begin=lambda *_: None)
+    process._publisher = ThreadPoolExecutor(1)
+    send(ours, Publish(3))
+    process.turn()
+    assert receive(ours) == Accumulated(3, 0)
+    assert process.learner.copied is process.weights.copied
+    assert not ours.poll(0.05)
+    return process, ours
+
+
+def test_the_next_batch_begins_while_a_gpu_copies_the_weights(publishing):
+    process, ours = publishing
+    process.turn()  # as for any message
+    process.weights.are_there.set()
+    found = receive(ours)
+    assert found.what == VersionPublished(3, as_text(5), (1,), "it is nan")
+    assert found.data.metrics == SlowWeights.metrics
+
+
+def test_a_checkpoint_waits_for_the_weights(publishing):
+    process, ours = publishing
+    found = []
+    process.learner.snapshot = lambda: found.append(ours.poll())
+    send(ours, SaveCheckpoint(()))
+    threading.Timer(0.05, process.weights.are_there.set).start()
+    process.turn()
+    assert found == [True]
+
+
+def test_what_fails_while_weights_are_published_ends_the_learner(publishing):
+    process, _ = publishing
+    process.weights.error = RuntimeError("a rank is gone")
+    process.weights.are_there.set()
+    wait([process._published])
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        process.turn()
