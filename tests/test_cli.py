@@ -105,6 +105,7 @@ def test_a_dry_run_says_what_is_trained_on_and_the_configuration_last(capsys):
         (["sft", "demo", "--learner.learning_rate", "1"], "; did you mean --sft.learning_rate?"),
         (["sft", "demo", "--run.output_dir", "out"], "; did you mean --sft.output_dir?"),
         (["generate", "recipe:demo", "a3?", "--learner.max_steps", "5"], ""),
+        (["generate", "recipe:demo", "a3?", "--rollout.engine", "vllm"], ""),
         (["eval", "recipe:demo", "--schedule.max_staleness", "0"], ""),
         (["simulate", "demo", "--reward.timeout", "9"], ""),
     ],

@@ -63,6 +63,7 @@ class Generator:
 
     def __init__(self, config: Config, *, must_fit: bool) -> None:
         self._config, self._must_fit = config, must_fit
+        check_native(config.model, "`rhymeflow eval` samples from it with rollout.engine = 'vllm'")
         self._tokenizer, _ = load_settled(config)
         self._max_length = max_length(config.model)
         self.encoder = PromptEncoder(self._tokenizer, config.data)
@@ -72,7 +73,6 @@ class Generator:
     def _model(self) -> PreTrainedModel:
         logging.disable_progress_bar()  # the terminal is for the policy's text
         section = self._config.model
-        check_native(section)
         device = resolve_device(section)
         dtype = resolve_dtype(section, device)
         return fix_longrope(load_policy(section, dtype=dtype, device=device), self._config)

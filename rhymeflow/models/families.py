@@ -90,14 +90,16 @@ def check(name: str, model_type: str) -> None:
         )
 
 
-def check_native(name: str, fields: Mapping[str, Any]) -> None:
+USE_VLLM = "set rollout.engine = 'vllm'"
+
+
+def check_native(name: str, fields: Mapping[str, Any], instead: str = USE_VLLM) -> None:
     """Raise `UserError` if the native engine does not run the model called `name`, whose
-    `config.json` has these fields."""
+    `config.json` has these fields; `instead` says what does."""
     model_type, has_state = fields["model_type"], carries_state(fields)
     reason = _STATE if has_state else FAMILIES[model_type].not_native
     if reason is None:
         return
-    instead = "set rollout.engine = 'vllm'"
     if (not_vllm := FAMILIES[model_type].not_vllm) is not None:
         instead = f"nor does vLLM run it, as it {not_vllm}; {_SFT}"
     raise UserError(

@@ -84,9 +84,9 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     return hf_config
 
 
-def check_native(config: ModelConfig) -> None:
+def check_native(config: ModelConfig, instead: str = families.USE_VLLM) -> None:
     """Raise `UserError` if the native engine does not run the model; reads its `config.json`."""
-    families.check_native(config.name, load_config(config).to_dict())
+    families.check_native(config.name, load_config(config).to_dict(), instead)
 
 
 def check_engine(config: Config) -> None:

@@ -23,6 +23,7 @@ from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, random_model, stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from tests.characters import save_without_weights
+from tests.families.cases import config_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -138,6 +139,13 @@ def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):
 def test_what_is_wrong_is_one_line(arguments, part, refused, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert part in refused("generate", *arguments)
+
+
+def test_a_model_of_the_other_engine_is_refused_before_its_tokenizer_is_loaded(tmp_path, refused):
+    config_of("lfm2").save_pretrained(tmp_path)
+    said = refused("generate", str(tmp_path), "hello")
+    assert "'lfm2' has layers that carry a state" in said
+    assert said.endswith("; `rhymeflow eval` samples from it with rollout.engine = 'vllm'")
 
 
 def test_a_run_is_asked_by_its_newest_checkpoint(talker, tmp_path, capsys, refused):
