@@ -95,7 +95,7 @@ _UNREAD = {
     "eval": _REST,
     "render": _REST,
     "generate": f"{_REST}|drafting|environment|reward|eval"
-    r"|rollout\.(?!max_(comp|prefill)|temperature|top_|skip_)\w+",
+    r"|rollout\.(?!max_(comp|prefill)|temperature|top_|skip_|stop)\w+",
     "sft": "schedule|emulation|simulation|weights|cluster|ray|runtime|drafting|reward|eval|"
     rf"run\.(?!seed)\w+|rollout\.(?!max_comp)\w+|learner\.(?!{_OF_SFT})\w+",
 }
