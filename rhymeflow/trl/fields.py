@@ -116,7 +116,7 @@ MAPPED: Mapping[str, str] = {
     "learner.optimizer": "optim",
     "learner.max_grad_norm": "max_grad_norm",
     "learner.gradient_checkpointing": "activation_checkpointing gradient_checkpointing",
-    "model.dtype": "bf16 model_init_kwargs",
+    "model.dtype, model.quantization": "bf16 model_init_kwargs",
     "model.device": "use_cpu",
     "data.shuffle": "shuffle_dataset",
     "data.chat_template_kwargs": "chat_template_kwargs",

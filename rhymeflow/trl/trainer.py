@@ -40,6 +40,7 @@ from rhymeflow.trl.translate import (
     distillation,
     grpo,
     optimizer_steps,
+    quantization_fields,
     rloo,
     run_fields,
     steps_in,
@@ -48,8 +49,6 @@ from rhymeflow.trl.translate import (
 UNSUPPORTED: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
     "say how it steps",
-    "quantization_config": "weights keep 16 or 32 bits (model.dtype); with "
-    "peft_config an adapter is trained beside them",
     "rollout_func": "environment_factory and tools make responses of several turns "
     "(docs/environments.md)",
 }
@@ -89,10 +88,7 @@ class GRPOTrainer(Trainer):
         **unknown: Any,
     ) -> None:
         title, config_class = self.of_trl.__name__, in_trl(self.config_class)
-        unsupported = {
-            "optimizers": any(optimizers or ()) or None, "quantization_config": quantization_config,
-            "rollout_func": rollout_func,
-        }  # fmt: skip
+        unsupported = {"optimizers": any(optimizers or ()) or None, "rollout_func": rollout_func}
         for name, value in unsupported.items():
             if value is not None:
                 raise UserError(f"{title}: {name} is not supported: {UNSUPPORTED[name]}")
@@ -114,6 +110,8 @@ class GRPOTrainer(Trainer):
         if peft_config is not None:
             with within(title):
                 fields |= adapter_fields(peft_config, notices)
+        with within(title):
+            fields |= quantization_fields(quantization_config, given, fields, notices)
         actual_steps = fields["learner.max_steps"] * steps.per_version
         if actual_steps != max_steps:
             notices.append(

@@ -298,7 +298,9 @@ def _min_lr_rate(given: Values) -> float:
 
 def _model(given: Values) -> dict[str, Any]:
     """Without a dtype TRL uses bfloat16; so does `auto`, on devices that compute in it."""
-    dtype_name = _dtype("model_init_kwargs", given["model_init_kwargs"] or {})
+    options = dict(given["model_init_kwargs"] or {})
+    options.pop(QUANTIZATION, None)  # see `quantization_fields`
+    dtype_name = _dtype("model_init_kwargs", options)
     if dtype_name is None:
         dtype_name = "float32" if given["bf16"] is False else "auto"
     return {"model.dtype": dtype_name, "model.device": "cpu" if given["use_cpu"] else "auto"}
@@ -439,3 +441,44 @@ def adapter_fields(peft_config: Any, notices: list[str]) -> dict[str, Any]:
     values["target_modules"] = [targets] if isinstance(targets, str) else sorted(targets)
     values["modules_to_save"] = list(values["modules_to_save"] or ())
     return {f"model.lora.{name}": value for name, value in values.items()}
+
+
+QUANTIZATION = "quantization_config"
+_QUANTIZED = {
+    "load_in_8bit": False, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": False, "llm_int8_skip_modules": None, "llm_int8_threshold": 6.0,
+    "llm_int8_has_fp16_weight": False, "llm_int8_enable_fp32_cpu_offload": False,
+}  # fmt: skip
+"""Fields of transformers' `BitsAndBytesConfig`, as `model.quantization` has them."""
+
+
+def quantization_fields(
+    argument: Any, values: Values, fields: Mapping[str, Any], notices: list[str]
+) -> dict[str, Any]:
+    """Return the fields of weights that a `BitsAndBytesConfig` describes, the trainer's argument or
+    among `values`; none without it. Raises `UserError` if it would compute something else."""
+    own, dtype = (values["model_init_kwargs"] or {}).get(QUANTIZATION), fields["model.dtype"]
+    if own is not None and argument is not None:
+        raise UserError(f"{QUANTIZATION} is in args.model_init_kwargs too; give one")
+    given = argument if own is None else own
+    if given is None:
+        return {}
+    kind = type(given).__name__
+    if kind != "BitsAndBytesConfig":
+        raise UserError(f"{QUANTIZATION} is a {kind}, should be transformers' BitsAndBytesConfig")
+    compute = str(given.bnb_4bit_compute_dtype).removeprefix("torch.")
+    found = {name: getattr(given, name) for name in _QUANTIZED}
+    due = _QUANTIZED | {"bnb_4bit_compute_dtype": compute if dtype == "auto" else dtype}
+    for name, value in (found | {"bnb_4bit_compute_dtype": compute}).items():
+        if value != due[name]:
+            raise UserError(
+                f"{QUANTIZATION}.{name} = {value!r} is not supported, should be {due[name]!r}"
+            )
+    if compute not in ("float32", "bfloat16"):
+        raise UserError(
+            f"{QUANTIZATION}.bnb_4bit_compute_dtype = {compute!r}, should be bfloat16 or float32"
+        )
+    storage = str(given.bnb_4bit_quant_storage).removeprefix("torch.")
+    if storage != "uint8":
+        notices.append(f"{QUANTIZATION}.bnb_4bit_quant_storage = {storage!r} changes no value")
+    return {"model.quantization": "nf4", "model.dtype": compute}

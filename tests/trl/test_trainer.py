@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 import trl.rewards
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import rhymeflow.trl
 from rhymeflow import recipes
@@ -183,7 +183,7 @@ def test_fields_become_ours(tmp_path, field, path, value):
             "peft_config.use_dora = True is not supported",
         ),
         ({"trainer": {"optimizers": (object(), None)}}, "optimizers is not supported"),
-        ({"trainer": {"quantization_config": 1}}, "quantization_config is not supported"),
+        ({"trainer": {"quantization_config": 1}}, "quantization_config is a int, should be tran"),
         ({"trainer": {"rollout_func": print}}, "rollout_func is not supported: environment"),
         ({"trainer": {"train_dataset": None}}, "train_dataset is needed"),
         ({"trainer": {"args": 3}}, "args is a int"),
@@ -196,6 +196,48 @@ def test_what_would_be_another_run_is_refused(tmp_path, field, part, monkeypatch
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "start it once, by python" in refusal(made, tmp_path)
+
+
+def bits(**given):
+    usual = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return BitsAndBytesConfig(**usual | {"bnb_4bit_compute_dtype": "bfloat16"} | given)
+
+
+ADAPTED = {"peft_config": peft.LoraConfig(target_modules="all-linear")}
+
+
+@pytest.mark.parametrize("where", ["trainer", "model_init_kwargs"])
+def test_weights_of_4_bits_are_ours_where_they_are_equal(tmp_path, where, capsys):
+    given = {"quantization_config": bits(bnb_4bit_quant_storage="bfloat16")}
+    if where == "trainer":
+        model = made(tmp_path, trainer=ADAPTED | given).config.model
+    else:
+        model = made(tmp_path, trainer=ADAPTED, model_init_kwargs=given).config.model
+    assert (model.quantization, model.dtype, model.lora.rank) == ("nf4", "bfloat16", 8)
+    assert "bnb_4bit_quant_storage = 'bfloat16' changes no value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"load_in_4bit": False, "load_in_8bit": True}, "load_in_8bit = True is not supported"),
+        ({"load_in_4bit": False}, "load_in_4bit = False is not supported, should be True"),
+        ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type = 'fp4' .*should be 'nf4'"),
+        ({"bnb_4bit_use_double_quant": True}, "bnb_4bit_use_double_quant = True is not"),
+        ({"bnb_4bit_compute_dtype": "float16"}, "compute_dtype = 'float16', should be bfl"),
+        ({"llm_int8_skip_modules": ["q_proj"]}, r"skip_modules = \['q_proj'\] is not"),
+        ({"dtype": "float32"}, "compute_dtype = 'bfloat16' is not supported, should be 'float32'"),
+        ({"twice": True}, "quantization_config is in args.model_init_kwargs too"),
+        ({"peft_config": None}, "quantization has no effect without `lora`"),
+    ],
+)
+def test_other_weights_of_few_bits_are_refused(tmp_path, given, part):
+    dtype, twice = given.pop("dtype", None), given.pop("twice", False)
+    trainer = ADAPTED | {k: given.pop(k) for k in ("peft_config",) if k in given}
+    kwargs = {"dtype": dtype} | ({"quantization_config": bits()} if twice else {})
+    trainer |= {"quantization_config": bits(**given)}
+    found = refusal(made, tmp_path, trainer=trainer, model_init_kwargs=kwargs)
+    assert re.search(part, found), found
 
 
 def test_a_peft_config_becomes_an_adapter(tmp_path, capsys):
