@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 453, "models": 2_643, "observe": 3_402, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_011, "runtime": 5_495, "sandbox": 404,
     "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_043, "trl": 1_160, "utils": 1_485, "weights": 1_937,
+    "store": 2_594, "suites": 345, "trainer": 1_043, "trl": 1_201, "utils": 1_485, "weights": 1_937,
     "workers": 2_370,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_066, "tests": 46_144, "benchmarks": 8_612}
+TOTALS = {"rhymeflow": 59_107, "tests": 46_186, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
