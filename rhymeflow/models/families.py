@@ -33,13 +33,13 @@ FAMILIES: dict[str, ModelFamily] = {
     **dict.fromkeys(
         (
             *("apertus", "arcee", "aria_text", "bitnet", "cohere", "ernie4_5", "ernie4_5_moe"),
-            *("exaone4", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
-            *("gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium"),
+            *("exaone", "exaone4", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2"),
+            *("gpt_bigcode", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium"),
             *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3"),
             *("iquestcoder", "jais2", "llama", "minimax_m2", "minimax_m3_vl_text", "ministral3"),
             *("mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
             *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-            *("seed_oss", "smollm3", "solar_open", "starcoder2"),
+            *("sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2"),
             # Windows, chunks, sinks, capped scores
             *("cohere2", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
             *("granite_swa", "llama4_text", "ministral", "olmo3", "vaultgemma"),
@@ -48,7 +48,8 @@ FAMILIES: dict[str, ModelFamily] = {
         ModelFamily(),
     ),
     **dict.fromkeys(
-        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), ModelFamily(not_vllm=_LATENT)
+        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"),
+        ModelFamily(not_vllm=_LATENT),
     ),
     "diffllama": ModelFamily(not_native="attends more than once in a layer"),
     "gpt_oss": ModelFamily(not_vllm="has experts whose weights vLLM transposes"),

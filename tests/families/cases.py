@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from packaging.version import Version
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -73,13 +74,27 @@ VISION = {
 }
 
 
+_SINCE = {
+    **dict.fromkeys(("internlm3", "iquestcoder"), "5.20"),
+    **dict.fromkeys(("exaone", "sarvam_mla", "sarvam_moe"), "5.24"),
+}
+
+
+def newer_than(version: str) -> set[str]:
+    """Types that this version of transformers does not have yet."""
+    return {name for name, since in _SINCE.items() if Version(since) > Version(version)}
+
+
+NEWER = newer_than(transformers.__version__)
+
+
 def _plain(types: str) -> dict[str, dict[str, Any]]:
     return {name: {} for name in types.split()}
 
 
 DENSE: dict[str, dict[str, Any]] = {
-    **_plain("apertus arcee ernie4_5 gemma glm glm4 hunyuan_v1_dense internlm3 iquestcoder"),
-    **_plain("jais2 llama ministral3 nemotron olmo olmo2 phi qwen2 qwen3 seed_oss"),
+    **_plain("apertus arcee ernie4_5 exaone gemma glm glm4 hunyuan_v1_dense internlm3"),
+    **_plain("iquestcoder jais2 llama ministral3 nemotron olmo olmo2 phi qwen2 qwen3 seed_oss"),
     "helium": {"head_dim": 8},
     "llama yarn": {"rope_parameters": {"rope_theta": 1e4, **YARN}},
     "llama llama3": {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
@@ -87,10 +102,6 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen2 tied": {"tie_word_embeddings": True},
 }
 """Attention and MLPs, as in Llama."""
-
-NEWER = {"internlm3", "iquestcoder"} if transformers.__version__.startswith("5.19.") else set()
-"""Types that the transformers that is installed does not have yet."""
-DENSE = {name: fields for name, fields in DENSE.items() if name not in NEWER}
 
 WINDOWS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), NEAR),
@@ -143,13 +154,15 @@ OTHER: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": FOUR,
     "jetmoe": {},
     "minicpm3": FOUR,
+    "sarvam_mla": FOUR,
     "youtu": FOUR,
 }
 """Other attention, scaled or capped logits, other layers."""
 
 EXPERTS = {
     **_plain("aria_text ernie4_5_moe flex_olmo glm4_moe granitemoe granitemoeshared"),
-    **_plain("hunyuan_v1_moe hy_v3 minimax_m2 minimax_m3_vl_text olmoe qwen3_moe solar_open"),
+    **_plain("hunyuan_v1_moe hy_v3 minimax_m2 minimax_m3_vl_text olmoe qwen3_moe sarvam_moe"),
+    **_plain("solar_open"),
 }
 """Mixtures of experts."""
 
@@ -173,6 +186,9 @@ STATES: dict[str, dict[str, Any]] = {
 """Linear attention, state spaces and convolutions, and attention."""
 
 GROUPS = (DENSE, WINDOWS, OTHER, EXPERTS, STATES)
+for _group in GROUPS:
+    for _name in NEWER & _group.keys():
+        del _group[_name]
 
 
 def config_of(name: str, **more: Any) -> PreTrainedConfig:
