@@ -3,15 +3,9 @@
 import asyncio
 import os
 
+from tests.environments.programs import ADD
+
 QUESTION = [{"role": "user", "content": "add"}]
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    },
-}
 
 
 def uses_litellm(base_url):

@@ -29,7 +29,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 41}}</tool_call>'
 
 @pytest.fixture(autouse=True)
 def _can_be_imported(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parents[1]}")
 
 
 def rows(num_train: int, num_held_out: int = 0, **options: Any) -> list[list[Any]]:
