@@ -134,6 +134,8 @@ def test_each_function_gives_a_component(judges):
     assert WeightedSum(weighted)({}) is None, "nothing is not 0"
     said = "reward functions half, 4.1: all returned None: none applies to this sample"
     assert WeightedSum(weighted[3:4]).problem("4.1", [1.0, None]) == said
+    agent = WeightedSum([], [EnvironmentClass(environment="agent")]).problem("4.1", [None])
+    assert str(agent).endswith("program returns its reward, or writes it to RHYMEFLOW_REWARD")
 
 
 def test_arguments_are_those_of_trl(judges, tmp_path):

@@ -108,6 +108,8 @@ class _Program:
     tool_calls: tuple[int, int] = (0, 0)
     """How many there were since it last called, and how many of them cannot be read."""
     was_answered: bool = False
+    refused: str | None = None
+    """Why its last call was refused, if it was."""
     has_ended: bool = False
     value: float | None = None
 
@@ -322,10 +324,13 @@ class Agents:
         if program is None:
             return  # it was dropped
         program.has_ended = True
-        if "error" in line:
-            self._fail(program, line["error"])
-        elif not program.was_answered:
-            self._fail(program, "ended without a call that the policy answered")
+        error = line.get("error")
+        if error is None and not program.was_answered:
+            error = "ended without a call that the policy answered"
+        if error is not None:
+            if program.refused is not None:
+                error += f"; its last call was refused: {program.refused}"
+            self._fail(program, f"{error}; what it printed is in {self._log}")
         else:
             program.value = line["value"]
             self._say(program, Answered(program.id, None, self._figures(program)))
@@ -416,6 +421,8 @@ class Agents:
                 raise BadRequest(f"there is GET /v1/models, and POST to {allowed}", status=404)
             self._call(program, path, request)
         except BadRequest as error:
+            if program is not None:
+                program.refused = error.message
             self._server.answer(request.number, _refused(path, error))
 
     def _leave(self, program: _Program, number: int) -> None:
@@ -474,6 +481,7 @@ class Agents:
         stream = self._stream(call, asking, growing)
         made = _Call(path, request.body, call, asking, [request.number], growing, stream)
         program.calls.append(made)
+        program.refused = None
         until = Until(call.max_tokens, call.stop, call.stop_token_ids)
         for number in numbers:
             program.asked[number] = made

@@ -24,7 +24,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+
+MOST_PRINTED = 1 << 28
+"""Bytes of the log, which all programs print to; then it begins anew, or it would fill the disk."""
 
 Job = dict[str, Any]
 """What a line says: `id`, `base_url`, `row` and `seed`, or `id` and `kill`."""
@@ -91,14 +94,18 @@ def _calling(function: Callable[..., Any], name: str) -> Callable[[Job, str], An
     """Return what calls the function with the arguments that it names."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    names = ("base_url", "row", "seed")
     if "base_url" not in parameters and not takes_all:
         raise TypeError(f"{name} takes no argument base_url, the address of the policy")
+    for each in parameters.values():
+        is_needed = each.default is each.empty and each.kind not in (2, 4)  # *args, **kwargs
+        if each.name not in names and is_needed:
+            raise TypeError(f"{name} takes {each.name}, and is given {', '.join(names)}")
 
     if inspect.iscoroutinefunction(function):
         importlib.import_module("asyncio")  # with it, each fork is half as dear again
 
     def run(job: Job, _: str) -> Any:
-        names = ("base_url", "row", "seed")
         given = {each: job[each] for each in names if takes_all or each in parameters}
         random.seed(job["seed"])  # a fork would begin with the state of all others
         value = function(**given)
@@ -147,10 +154,12 @@ class Launcher:
 
     def __init__(self, program: Callable[[Job, str], Any], directory: str) -> None:
         self._program, self._directory = program, directory
-        self._running: dict[int, tuple[int, int]] = {}
-        """By process: the job's id, and the pipe that the program's result comes from."""
+        self._running: dict[int, tuple[Job, int]] = {}
+        """By process: its job, and the pipe that the program's result comes from."""
         self._parent = os.getpid()
         self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+        if self._prctl is not None:
+            self._prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
         """Start and end programs until standard input closes; then end all."""
@@ -163,10 +172,14 @@ class Launcher:
         received = b""
         try:
             while True:
-                ready, _, _ = select.select([0, woken], [], [])
+                ready, _, _ = select.select([0, woken], [], [], 1.0 if self._running else None)
+                if os.fstat(2).st_size > MOST_PRINTED:
+                    os.ftruncate(2, 0)
+                    print("What programs had printed was too much, and is gone.", file=sys.stderr)
                 if woken in ready:
                     os.read(woken, 4096)
                     self._reap()
+                    self._end_orphans()
                 if 0 in ready:
                     if not (data := os.read(0, 1 << 16)):
                         return
@@ -176,11 +189,26 @@ class Launcher:
         finally:
             for process in self._running:
                 end_group(process)
+            self._running.clear()
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Kill what ended programs have started in sessions of their own: it knows their URL."""
+        urls = [job["base_url"].encode() for job, _ in self._running.values()]
+        with contextlib.suppress(OSError), open("/proc/thread-self/children") as file:  # Linux
+            children = [int(each) for each in file.read().split()]
+            for process in children:
+                with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as about:
+                    given, group = about.read(), os.getpgid(process)
+                    is_known = b"OPENAI_BASE_URL=" in given or not urls
+                    is_wanted = group in self._running or any(each in given for each in urls)
+                    if is_known and not is_wanted:
+                        end_group(group)
 
     def _take(self, job: Job) -> None:
         if "kill" in job:
-            for process, (id, _) in self._running.items():
-                if id == job["id"]:
+            for process, (running, _) in self._running.items():
+                if running["id"] == job["id"]:
                     end_group(process)
             return
         result, writes = os.pipe()
@@ -191,7 +219,7 @@ class Launcher:
             os.setpgid(process, process)
         os.close(writes)
         os.set_blocking(result, False)
-        self._running[process] = job["id"], result
+        self._running[process] = job, result
 
     def _run(self, job: Job, writes: int) -> None:
         """Be the program; never returns."""
@@ -226,13 +254,14 @@ class Launcher:
             if process not in self._running:
                 continue
             end_group(process)  # what it has started
-            id, result = self._running.pop(process)
+            job, result = self._running.pop(process)
             try:
                 said = os.read(result, 1 << 16)
             except BlockingIOError:  # what it has started holds the pipe
                 said = b""
             os.close(result)
-            say({"id": id, **(json.loads(said) if said else self._ending(id, status))})
+            ending = json.loads(said) if said else self._ending(job["id"], status)
+            say({"id": job["id"], **ending})
 
     def _ending(self, id: int, status: int) -> Job:
         """Return the result of a program that left none in the pipe: of a command, of what died."""
@@ -243,12 +272,14 @@ class Launcher:
             return {"error": f"ended with exit code {code}"}
         path = self._reward_file(id)
         try:
-            with open(path) as file:
-                text = file.read().strip()
+            with open(path, errors="replace") as file:
+                text = file.read(1000).strip()
             os.unlink(path)
             return {"value": checked(float(text))}
         except FileNotFoundError:
             return {"value": None}
+        except OSError as error:
+            return {"error": f"left no file at RHYMEFLOW_REWARD: {error.strerror}"}
         except ValueError:
             return {"error": f"wrote {text!r:.100} to RHYMEFLOW_REWARD, should be a finite number"}
 

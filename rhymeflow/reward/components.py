@@ -45,7 +45,9 @@ class WeightedSum:
         """Return why the rewards are not usable, or None; `name` names the responses in it."""
         where = f"reward functions {', '.join(self.weights)}, {name}"
         if None in rewards:
-            return f"{where}: all returned None: none applies to this sample"
+            given = "; an agent's program returns its reward, or writes it to RHYMEFLOW_REWARD"
+            given = given if "agent" in self.weights else ""
+            return f"{where}: all returned None: none applies to this sample{given}"
         largest = max((each for each in rewards if each is not None), key=abs)
         if abs(largest) <= LARGEST:
             return None

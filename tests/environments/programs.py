@@ -75,6 +75,10 @@ def uses_tools(base_url, row):
     return float(said)
 
 
+def needs_more(base_url, prompt, *rest, verbose=False):
+    raise AssertionError
+
+
 def one(base_url, row):
     return float(len(ask(base_url, [user(row["prompt"])])["content"]))
 
@@ -104,9 +108,11 @@ async def misbehaves(base_url, row, seed):  # noqa: C901 - a table
             ask(base_url, begin)
             return "good"
         case "leaves a child":
-            subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(1000)  # {seed}"])
+            command = [sys.executable, "-c", f"import time; time.sleep(1000)  # {seed}"]
+            subprocess.Popen(command)
+            leads = subprocess.Popen(command, start_new_session=True)
             ask(base_url, begin)
-            return 1.0
+            return leads.pid
         case "asks wrongly":
             told = post(base_url, begin, **row["how"])["error"]["message"]
             if row["said"] not in told:
@@ -301,7 +307,14 @@ if __name__ == "__main__":  # as a command: the row is its input
     content = ask(os.environ["OPENAI_BASE_URL"], [user(given["prompt"])])["content"]
     if given.get("fails"):
         sys.exit(7)
-    Path(os.environ["RHYMEFLOW_REWARD"]).write_text(f"{len(content)}\n")
+    reward = Path(os.environ["RHYMEFLOW_REWARD"])
+    match given.get("gives"):
+        case "directory":
+            reward.mkdir()
+        case "bytes":
+            reward.write_bytes(b"\xff" * 2000)
+        case _:
+            reward.write_text(f"{len(content)}\n")
 
 
 class Steps:

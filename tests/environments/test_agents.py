@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -468,7 +469,8 @@ def test_a_stream_ends_with_an_error_if_its_program_does(playing):
 )
 def test_what_a_program_does_wrong_is_an_error_and_no_reward(playing, does, said):
     play = playing("misbehaves", max_turns=4)
-    assert play.episode(lambda n: f"x{END}", does=does) == f"the agent of 3.1 {said}"
+    told = play.episode(lambda n: f"x{END}", does=does)
+    assert told.partition("; what it printed is in ")[0] == f"the agent of 3.1 {said}"
 
 
 def test_a_program_that_does_not_call_is_given_up(playing):
@@ -496,28 +498,43 @@ def test_what_is_not_done_is_refused_by_name(playing, how, said):
     """It is no turn: an episode of such calls alone has none."""
     play = playing("misbehaves")
     told = play.episode(lambda n: f"x{END}", does="asks wrongly", how=how, said=said, room=100)
-    assert told == "the agent of 3.1 ended without a call that the policy answered"
+    last = "ended without a call that the policy answered; its last call was refused: "
+    assert told.startswith(f"the agent of 3.1 {last}")
+    assert said in told
 
 
-def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing):
+def test_a_command_gets_its_row_and_gives_its_reward_by_a_file(playing, tmp_path):
     play = playing([sys.executable, str(FILE)])
     assert play.episode(lambda n: f"four{END}", prompt="a") == 4.0
     failed = play.episode(lambda n: f"four{END}", key="3.2", prompt="a", fails=True)
-    assert failed == "the agent of 3.2 ended with exit code 7"
+    where = f"; what it printed is in {tmp_path / 'log'}"
+    assert failed == f"the agent of 3.2 ended with exit code 7{where}"
+    for gives, said in (
+        ("bytes", "wrote '\ufffd\ufffd"),
+        ("directory", "left no file at RHYMEFLOW_R"),
+    ):
+        assert f"the agent of 3.3 {said}" in play.episode(lambda n: f"x{END}", "3.3", gives=gives)
+
+
+def test_a_log_that_gets_too_large_begins_anew(playing, tmp_path):
+    log, play = tmp_path / "log", playing("one")
+    os.truncate(log, 1 << 29)
+    assert play.episode(lambda n: f"four{END}", prompt="a") == 4.0
+    assert log.read_text() == "What programs had printed was too much, and is gone.\n"
 
 
 def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(playing):
     play = playing("misbehaves")
-    assert play.episode(lambda n: f"x{END}", does="leaves a child") == 1.0
+    child = play.episode(lambda n: f"x{END}", does="leaves a child")
     play.begin("9.9", does="hang")
     assert isinstance(play.next().result, Called)
     launcher = play.agents._launcher.pid
-    assert len(descendants(launcher)) == 1
-    play.agents.drop(["9.9"])
-    until = time.monotonic() + 10
-    while descendants(launcher):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    for number in (1, 0):
+        until = time.monotonic() + 10
+        while len(descendants(launcher)) != number or Path(f"/proc/{child:.0f}").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        play.agents.drop(["9.9"])
 
 
 def test_an_episode_whose_program_is_gone_is_lost(playing):
@@ -535,6 +552,7 @@ def test_an_episode_whose_program_is_gone_is_lost(playing):
     [
         (f"{FILE}:user", "takes no argument base_url, the address of the policy"),
         (f"{FILE}:nobody", "has no attribute 'nobody'"),
+        (f"{FILE}:needs_more", "needs_more takes prompt, and is given base_url, row, seed"),
         (f"{FILE}:Steps", "Steps is a class: environment.classes names it, and agent is 'classes'"),
     ],
 )
