@@ -1,24 +1,25 @@
 """The self-test ends with an engine that takes several iterations for a prompt."""
 
+import pytest
+
 from rhymeflow.engine.vllm import self_test
 
 
 class Slow:
-    """Generates a token in each iteration after the first two of a prompt."""
+    """Generates a token in each iteration after the first ones of a prompt."""
 
-    def __init__(self):
-        self.requests, self.num_polls, self.num_interrupted = [], 0, 0
+    def __init__(self, iterations_of_prompt):
+        self._iterations = iterations_of_prompt
+        self.requests, self.num_interrupted = [], 0
 
     @property
     def has_work(self):
         return bool(self.requests)
 
     def submit(self, request):
-        self.requests, self._left = [request], 2
+        self.requests, self._left = [request], self._iterations
 
     def poll(self, timeout):
-        self.num_polls += 1
-        assert self.num_polls < 1000, "the self-test does not end"
         if self._left:
             self._left -= 1
             return
@@ -34,6 +35,11 @@ class Slow:
 
 
 def test_a_request_is_interrupted_once():
-    engine = Slow()
+    engine = Slow(2)
     self_test.check(engine, drafts=False, has_sampler=False)
     assert engine.num_interrupted == self_test.NUM_TRIES
+
+
+def test_an_engine_that_generates_nothing_is_refused():
+    with pytest.raises(self_test.VllmDiffers, match="generates no 12 tokens in 200 iterations"):
+        self_test.check(Slow(10**6), drafts=False, has_sampler=False)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 12
 NUM_TRIES = 3
+MOST_ITERATIONS = 200
 PROMPT = list(range(2, 42))  # longer than a block of the KV cache
 
 
@@ -103,10 +104,12 @@ def _request(number: int) -> Request:
 
 def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -> Request:
     engine.submit(request)
-    while engine.has_work:
+    for _ in range(MOST_ITERATIONS):
+        if not engine.has_work:
+            return request
         engine.poll(0.0)
         if interrupted and len(request.tokens) == NUM_TOKENS // 2:
             interrupted = False  # once: a long prompt takes several iterations before a token
             (request,) = engine.interrupt()
             engine.submit(request)
-    return request
+    raise VllmDiffers(f"vLLM generates no {NUM_TOKENS} tokens in {MOST_ITERATIONS} iterations")
