@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_309, "cluster.py": 268, "config": 2_768, "core": 3_746,
+    "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_768, "core": 3_746,
     "cpu": 1_030, "dashboard": 1_671, "data": 1_616, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_173,
     "environments": 4_437, "evaluation": 351, "export": 707, "histospec": 1_997, "learner": 4_276,
@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_152, "tests": 46_237, "benchmarks": 8_612}
+TOTALS = {"rhymeflow": 59_153, "tests": 46_238, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
