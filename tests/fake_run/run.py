@@ -94,59 +94,60 @@ def configuration(draw: random.Random, schedule: str) -> Config:
     choose = draw.choice
     keep_tokens = KEEP_TOKENS[draw.randrange(len(KEEP_TOKENS))]
     bound = {"synchronous": 0, "one_step": 1, "histopipe": 1}.get(schedule, choose([1, 1, 2, 3]))
-    config = Config.model_validate(
-        {
-            "name": "fake",
-            "data": {"source": "fake.jsonl", "eval_size": choose([0, HELD_OUT])},
-            "rollout": {
-                "num_generations": choose([2, 2, 3]),
-                "max_completion_length": choose([4, 12, 20]),
-                "num_instances": choose([1, 2, 2, 3]),
-                "max_num_seqs": choose([2, 4]),
-                "rhyming_noise": choose([0.0, 0.5]),
-            },
-            "drafting": {"window": "off"},
-            "reward": {
-                "functions": [
-                    {"function": name, "per": choose(["group", "response"])}
-                    for name in choose([["a.f"], ["a.f", "a.g"]])
-                ],
-                "on_failure": "drop",
-                "max_consecutive_failures": 10**6,
-            },
-            "environment": {
-                "classes": choose([[], [], [{"environment": "a.Fake"}]]),
-                "max_turns": choose([2, 4, 10]),
-                "on_failure": "drop",
-                "max_consecutive_failures": 10**6,
-            },
-            "eval": {"suites": suites(choose)},
-            "learner": {
-                "max_steps": choose([2, 4, 6]),
-                "groups_per_batch": choose([1, 2, 3]),
-                "max_skipped_steps": 10**6,
-            },
-            "schedule": {
-                "name": schedule,
-                "max_staleness": bound,
-                "extra_groups": choose([0, 0, 1]),
-                "extra_generations": choose([0, 0, 1]),
-                "filter_zero_variance": choose([False, False, True]),
-                "on_stuck": choose(["wait", "retry", "truncate"]),
-            },
-            "run": {
-                "eval_steps": choose([0, 1, 2]),
-                "save_steps": choose(SAVE_STEPS),
-                "save_total_limit": choose([1, 2]) if keep_tokens is None else 2,
-                "keep_tokens": keep_tokens,
-                "worker_timeout": WORKER_TIMEOUT,
-                "instance_restarts": 10**6,
-                "report_to": [],
-                "seed": draw.randrange(1000),
-            },
-        }
-    )
-    return in_force(config, Path("run"))
+    given: dict[str, Any] = {
+        "name": "fake",
+        "data": {"source": "fake.jsonl", "eval_size": choose([0, HELD_OUT])},
+        "rollout": {
+            "num_generations": choose([2, 2, 3]),
+            "max_completion_length": choose([4, 12, 20]),
+            "num_instances": choose([1, 2, 2, 3]),
+            "max_num_seqs": choose([2, 4]),
+            "rhyming_noise": choose([0.0, 0.5]),
+        },
+        "drafting": {"window": "off"},
+        "reward": {
+            "functions": [
+                {"function": name, "per": choose(["group", "response"])}
+                for name in choose([["a.f"], ["a.f", "a.g"]])
+            ],
+            "on_failure": "drop",
+            "max_consecutive_failures": 10**6,
+        },
+        "environment": {
+            "classes": choose([[], [], [{"environment": "a.Fake"}]]),
+            "max_turns": choose([2, 4, 10]),
+            "on_failure": "drop",
+            "max_consecutive_failures": 10**6,
+        },
+        "eval": {"suites": suites(choose)},
+        "learner": {
+            "max_steps": choose([2, 4, 6]),
+            "groups_per_batch": choose([1, 2, 3]),
+            "max_skipped_steps": 10**6,
+        },
+        "schedule": {
+            "name": schedule,
+            "max_staleness": bound,
+            "extra_groups": choose([0, 0, 1]),
+            "extra_generations": choose([0, 0, 1]),
+            "filter_zero_variance": choose([False, False, True]),
+            "on_stuck": choose(["wait", "retry", "truncate"]),
+        },
+        "run": {
+            "eval_steps": choose([0, 1, 2]),
+            "save_steps": choose(SAVE_STEPS),
+            "save_total_limit": choose([1, 2]) if keep_tokens is None else 2,
+            "keep_tokens": keep_tokens,
+            "worker_timeout": WORKER_TIMEOUT,
+            "instance_restarts": 10**6,
+            "report_to": [],
+            "seed": draw.randrange(1000),
+        },
+    }
+    with_own = [each for each in given["eval"]["suites"] if "environments" in each]
+    if not given["environment"]["classes"] and not with_own:
+        del given["environment"]  # a resumed run reads it, and would refuse what has no effect
+    return in_force(Config.model_validate(given), Path("run"))
 
 
 def with_agent(config: Config) -> Config:
@@ -154,7 +155,12 @@ def with_agent(config: Config) -> Config:
     own = [suite.model_copy(update={"environments": None}) for suite in config.eval.suites]
     on_stuck = "wait" if config.schedule.on_stuck == "truncate" else config.schedule.on_stuck
     changed = config.changed(
-        environment={"classes": (), "agent": "a.py:f"},
+        environment={
+            "classes": (),
+            "agent": "a.py:f",
+            "on_failure": "drop",
+            "max_consecutive_failures": 10**6,
+        },
         eval={"suites": tuple(own)},
         schedule={"on_stuck": on_stuck},
     )
