@@ -25,6 +25,7 @@ import msgspec
 from rhymeflow.errors import UserError
 from rhymeflow.utils import disk
 from rhymeflow.utils.extras import EXTRAS, how_to_install
+from rhymeflow.utils.user_values import described
 
 if TYPE_CHECKING:
     from rhymeflow.config.run import RunConfig
@@ -63,21 +64,34 @@ class MetricsWriter:
     ) -> None:
         """Open `metrics.jsonl` at its end, and the trackers of `run`. `first_step`: TensorBoard
         hides what an earlier attempt wrote for this step and later ones. Raises `UserError` if a
-        tracker that was asked for is not installed."""
+        tracker that was asked for is not installed, or cannot begin."""
         check_installed(run.report_to)
-        self._trackers = [
-            TRACKERS[tracker](run_dir, run, name, config, first_step) for tracker in run.report_to
-        ]
+        self._trackers: dict[str, Any] = {}
+        for tracker in run.report_to:
+            try:
+                begun = TRACKERS[tracker](run_dir, run, name, config, first_step)
+            except UserError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a tracker's client may raise anything
+                raise UserError(f"run.report_to: {tracker}: {described(error)}") from None
+            self._trackers[tracker] = begun
         self._run_dir = run_dir
         self._file = (run_dir / FILE).open("ab")
 
-    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
-        """Write one row. Infinite numbers and NaN are written as null."""
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> Sequence[str]:
+        """Write one row. Infinite numbers and NaN are written as null. Return a line for each
+        tracker that failed, and gets no more rows."""
         row = {"step": step, "time": round(time, 3), **metrics}
         self._file.write(msgspec.json.encode(row) + b"\n")
         self._file.flush()
-        for tracker in self._trackers:
-            tracker.write(step, metrics)
+        failed = {}
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.write(step, metrics)
+            except Exception as error:  # noqa: BLE001 - as above
+                failed[name] = f"{name} gets no more rows, as {FILE} does: {described(error)}"
+        self._trackers = {n: each for n, each in self._trackers.items() if n not in failed}
+        return [*failed.values()]
 
     def append(self, file_name: str, row: Mapping[str, Any]) -> None:
         """Append a line to another file of the run directory."""
@@ -87,7 +101,7 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the file and the trackers."""
         self._file.close()
-        for tracker in self._trackers:
+        for tracker in self._trackers.values():
             tracker.close()
 
 

@@ -154,7 +154,8 @@ class Reporter:
         if self.backup is not None:
             own["backup/behind_s"] = self.backup.behind
         metrics = {**self._take_logged(own), **own}
-        self._metrics.write(version, now, metrics)
+        for problem in self._metrics.write(version, now, metrics):
+            self.warn(problem)
         self._show_step(version, metrics)
         self._judge(version, metrics)
         self.observer.step_ended(version, metrics)
@@ -194,7 +195,8 @@ class Reporter:
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """Write and show the metrics of a suite under `version`."""
         self._show_evaluation(version, metrics)
-        self._metrics.write(version, self.time, metrics)
+        for problem in self._metrics.write(version, self.time, metrics):
+            self.warn(problem)
         self._judge(version, metrics)
         self.observer.evaluated(version, metrics)
 

@@ -248,6 +248,9 @@ class GRPOTrainer(Trainer):
     def _differences(self) -> list[str]:
         """Return notices of how this run differs from one of TRL."""
         notices, title = [], in_trl(self.config_class).__name__
+        for name in ("evaluate", "save_model"):
+            if getattr(type(self), name) is not getattr(GRPOTrainer, name):
+                notices.append(f"{type(self).__name__}.{name} is not called while training")
         if bound := self.config.schedule.bound:
             notices.append(
                 f"training is asynchronous: responses may be {counted(bound, 'version')} old ("

@@ -57,8 +57,11 @@ def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
             return sorted(map(repr, value))
         case ModuleType() | FunctionType() | type() if not _is_carried(value):
             return value.__name__
-    parts = _parts(value)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value)) if parts is None else each(parts)
+    if (parts := _parts(value)) is not None:
+        return each(parts)
+    says_nothing = repr(value) == object.__repr__(value)
+    text = repr((value, getattr(value, "__dict__", None) if says_nothing else None))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _parts(value: Any) -> list[Any] | None:

@@ -198,6 +198,24 @@ def test_a_run_in_mlflow_goes_on_under_names_that_it_takes(tmp_path, monkeypatch
     ]  # fmt: skip
 
 
+def test_a_tracker_that_fails_is_said_and_the_run_goes_on(tmp_path, monkeypatch):
+    fakes = {"trackio": FakeTracker(), "wandb": FakeTracker()}
+    for name, fake in fakes.items():
+        monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
+    writer = MetricsWriter(tmp_path, run=RunConfig(report_to=(*fakes,)), name="demo", config={})
+    assert writer.write(1, 0.5, {"reward": 0.5}) == []
+    monkeypatch.setattr(fakes["wandb"], "log", lambda *_: 1 / 0)
+    (said,) = writer.write(2, 0.7, {"reward": 0.6})
+    assert said.startswith("wandb gets no more rows, as metrics.jsonl does: ZeroDivisionError: ")
+    assert writer.write(3, 0.9, {"reward": 0.7}) == []
+    writer.close()
+    assert [call[0] for call in fakes["trackio"].calls[1:]] == ["log"] * 3 + ["finish"]
+    assert [*metrics.read(tmp_path)] == [1, 2, 3]
+    monkeypatch.setattr(fakes["wandb"], "init", lambda **_: 1 / 0)
+    said = refusal(MetricsWriter, tmp_path, run=RunConfig(report_to=("wandb",)), name="", config={})
+    assert said.startswith("run.report_to: wandb: ZeroDivisionError: division by zero")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

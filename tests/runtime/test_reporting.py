@@ -26,7 +26,7 @@ METRICS = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness
 
 def reporter_of(fields, progress, clock, rows) -> Reporter:
     """A reporter whose rows come into `rows`, by version."""
-    writer = SimpleNamespace(write=lambda step, time, row: rows.update({step: row}))
+    writer = SimpleNamespace(write=lambda step, time, row: rows.update({step: row}) or [])
     config = build_config(fields, where="test")
     return Reporter(config, writer, progress, clock=clock)  # type: ignore[arg-type]
 

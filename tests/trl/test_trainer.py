@@ -423,7 +423,7 @@ def test_a_run_goes_on_with_its_own_rows_only(tmp_path):
     assert "after step-10" not in refusal(first.train, resume_from_checkpoint=str(newest))
 
 
-def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path):
+def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path, capsys):
     class Mine(GRPOTrainer):
         def compute_loss(self, *_: Any) -> None: ...
 
@@ -438,6 +438,7 @@ def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path):
         def of_mine(self) -> None: ...
 
     Fine("some/model", fine, args, ROWS)
+    assert "rhymeflow: Fine.evaluate is not called while training\n" in capsys.readouterr().out
 
 
 def test_other_names_of_a_script_are_trls():

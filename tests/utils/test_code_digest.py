@@ -63,6 +63,7 @@ def digest(text: str, **beside: object) -> str:
         ("class f:\n @staticmethod\n def a(): 1", "class f:\n @staticmethod\n def a(): return 2"),
         ("class g: a = 1\nclass f(g): pass", "class g: a = 2\nclass f(g): pass"),
         ("from json import dumps as f", "from json import loads as f"),
+        ("import cmd\nf = cmd.Cmd()\nf.a = 1", "import cmd\nf = cmd.Cmd()\nf.a = 2"),
         ("import json as m\nf = lambda x: m", "import math as m\nf = lambda x: m"),
     ],
 )  # fmt: skip
