@@ -219,9 +219,12 @@ def test_an_agents_calls_are_answered_at_once_and_what_is_said_does_not_depend_o
     side = Side("rollout-0", config, parameters, monkeypatch, never_stops=True)
     straight = AgentCalls([0, 1, 2, 4])
     straight.begin(side)
+    iterations = 0
     while not straight.is_over:
         straight.take(side.turns(1))
+        iterations += 1
     assert straight.most == 4
+    assert iterations <= 12 + 3, "as many as one turn of 12 tokens takes, and its prompt"
     assert {len(said) for said in straight.said.values()} == {12}
     assert len({tuple(said) for said in straight.said.values()}) == 4
 
