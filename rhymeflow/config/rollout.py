@@ -48,7 +48,7 @@ class LoraConfig(Section):
     def _has_one_shape(self) -> LoraConfig:
         given = self.model_dump(exclude_defaults=True, exclude={"adapter"})
         if self.adapter is not None and given:
-            raise ValueError(f"{min(given)} is given, which the files in `adapter` say")
+            raise ValueError(f"{min(given)} is what the files in `adapter` say: leave it out")
         if not self.is_used and given:
             raise ValueError(f"{min(given)} has no effect without `rank`")
         if not self.target_modules:

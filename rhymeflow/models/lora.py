@@ -126,6 +126,12 @@ def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTraine
         module.requires_grad_(True)
     layers = _targets(model, adapter)
     names = _names_of(model, layers)
+    widest = max(min(each.in_features, each.out_features) for each in layers.values())
+    if adapter.directory is None and adapter.rank > widest:
+        raise UserError(
+            f"model.lora.rank = {adapter.rank:,}: no layer that is adapted has a rank above "
+            f"{widest:,}; give at most that"
+        )
     draw = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
         make = LoraNF4Linear if isinstance(layer, NF4Linear) else LoraLinear

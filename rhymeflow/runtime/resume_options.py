@@ -161,8 +161,9 @@ def check_change(before: Config, after: Config, published: Version) -> None:
     for name, old in known.items():
         reason = FIXED.get(name, FIXED.get(name.partition(".")[0]))
         if reason is not None and new[name] != old:
+            field, old, given = _first_difference(name, old, new[name])
             raise UserError(
-                f"{name}: cannot be changed from {brief(old)} to {brief(new[name])} when a run is "
+                f"{field}: cannot be changed from {brief(old)} to {brief(given)} when a run is "
                 f"resumed: {reason}"
             )
     if before.learner.has_critic != after.learner.has_critic:
@@ -193,6 +194,14 @@ def _check_suites(before: Config, after: Config) -> None:
                 f"eval.suites: {suite.name}: only `steps` can be changed when a run is resumed: "
                 "answers to it are stored; give the changed suite another name"
             )
+
+
+def _first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """Return the first field in which two values differ, below `name`, and what it has in each."""
+    if not isinstance(old, dict) or not isinstance(new, dict) or old.keys() != new.keys():
+        return name, old, new
+    part = next(each for each in old if old[each] != new[each])
+    return _first_difference(f"{name}.{part}", old[part], new[part])
 
 
 def _fields(config: Config) -> dict[str, Any]:

@@ -330,7 +330,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         ({"reward.functions.3.weight": 1.0}, "'3' is not an index of a list of 1"),
         ({"beta": object()}, "T: .*not JSON serializable"),
         ({"model.lora.alpha": 8.0}, "model.lora: alpha has no effect without `rank`"),
-        ({"model.lora.adapter": "d", "model.lora.rank": 2}, "model.lora: rank is given, which the"),
+        ({"model.lora.adapter": "d", "model.lora.rank": 2}, "model.lora: rank is what the files"),
         (
             {"model.lora.rank": 2, "emulation.profile": "qwen3-8b-h800"},
             "model.lora: not with emulation.profile",

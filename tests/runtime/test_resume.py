@@ -32,6 +32,7 @@ from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
 from rhymeflow.utils.code_digest import DIGESTS
 from tests.processes import Command
+from tests.refused import refusal
 from tests.runtime import even
 from tests.runtime.logs import audit, each_turn, train
 from tests.runtime.tiny import file_of, published, tiny_config, until
@@ -133,6 +134,12 @@ def test_what_is_changed_is_said_with_the_step_that_it_holds_from(tmp_path, stra
     assert f"from step 7 on: {function}" in said
     assert "reward.functions.0.weight = 2.0, before 1.0; learner.max_steps = 7, before 6\n" in said
     assert f"from step 7 on: {mine} has changed since the run was started last\n" in said
+
+
+def test_what_cannot_be_changed_is_named_by_its_own_field():
+    before = read_config("demo", {"model.lora.rank": "8"})
+    said = refusal(check_change, before, read_config("demo", {"model.lora.rank": "4"}), 0)
+    assert said.startswith("model.lora.rank: cannot be changed from 8 to 4 when a run is resumed")
 
 
 def test_files_with_code_are_compared(tmp_path):
