@@ -34,11 +34,10 @@ class Origin:
         if not path:
             return self.name
         line = self._line(path)
+        below = min((name for name in self.overridden if name.startswith(f"{path}.")), default=None)
         if line is None:
-            below = next((name for name in self.overridden if name.startswith(f"{path}.")), None)
-            if below is not None:
-                return f"--{below}: {path}"
-        return f"{self.name}:{line}: {path}" if line else f"{self.name}: {path}"
+            return f"--{below}: {path}" if below else f"{self.name}: {path}"
+        return f"{self.name}:{line}{f' and --{below}' if below else ''}: {path}"
 
     def _line(self, path: str) -> int | None:
         """Return the line of the field, or of the innermost of its parents that the text has."""

@@ -355,3 +355,9 @@ def test_names_alone_are_those_of_a_run():
     assert config.sft == Config().sft
     config = build_config({"reward.functions.0.weight": 2.0}, where="T")
     assert config.reward.functions[0].weight == 2.0
+
+
+def test_a_mistake_of_the_command_line_is_not_put_down_to_the_file_alone():
+    text, given = "model: {name: m}\ndata: {source: d}", {"model.quantization": "nf4"}
+    said = refusal(parse_config, text, given, where="mine.yaml")
+    assert said.startswith("mine.yaml:1 and --model.quantization: model: quantization has no effe")

@@ -193,7 +193,10 @@ def test_new_values_change_nothing_and_follow_from_the_seed(base):
         ({"target_modules": ("proj",)}, "'proj' is the end of no linear layer"),
         ({"target_modules": ("lm_head",)}, "the output head is not adapted"),
         ({"modules_to_save": ("nrom",)}, "modules_to_save: 'nrom' is the end of no module's name"),
-        ({"rank": 1000}, "rank = 1,000: no layer that is adapted has a rank above 48; give at most"),
+        (
+            {"rank": 1000},
+            "rank = 1,000: no layer that is adapted has a rank above 48; give at most",
+        ),
     ],
 )
 def test_names_that_fit_nothing_are_refused(tmp_path, unread, fields, message):
