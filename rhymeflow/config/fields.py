@@ -76,6 +76,14 @@ def check_effect(config: Config, origin: Origin) -> None:
         raise UserError(f"{origin.place(path)}: has no effect without {needs}")
 
 
+def as_written(config: Config, where: str) -> Config:
+    """Return a configuration, which may have been made in Python, as a run's `config.yaml` gives
+    it: lists in `options` for tuples. Raises `UserError` if that would be refused there."""
+    config = validate(config.model_dump(), Origin(where))
+    check_effect(config, Origin(where))
+    return config
+
+
 def written_out(value: Any, kind: Any) -> Any:
     """Expand abbreviations in a value of the type `kind`.
 

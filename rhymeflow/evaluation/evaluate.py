@@ -62,7 +62,10 @@ def evaluate(
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     """Return the configuration of a run on this machine that only evaluates these suites."""
     default = Config()
-    names = "runtime", "learner", "schedule", "emulation", "simulation", "weights", "run"
+    names = ["runtime", "ray", "learner", "schedule", "emulation", "simulation", "weights", "run"]
+    has_turns = any(suite.section.environments is not None for suite in suites)
+    if not (config.environment.is_used or has_turns):
+        names.append("environment")  # of suites that are not evaluated
     replaced = {name: getattr(default, name) for name in names}
     # Sections of the run that no suite uses need not be valid here.
     if all(suite.section.functions is not None for suite in suites):

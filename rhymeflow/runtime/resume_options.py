@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,13 +68,15 @@ def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
 
 def with_values(config: Config, changes: Config) -> Config:
     """Return the configuration with the values of `changes`, except `auto`s, and nulls of fields
-    that have a value in force then."""
+    that have a value in force then and an effect now."""
     values = {
         name: v
         for name, v in _fields(changes).items()
         if v != "auto" and (v is not None or name in _OFF)
     }
-    return build_config(values, config, where="the run's configuration")
+    found = build_config(values, config, where="the run's configuration")
+    turned_off = {path: attrgetter(path)(changes) for path, _ in found.effectless}
+    return build_config(turned_off, found, where="the run's configuration")
 
 
 def whole_paths(config: Config) -> Config:

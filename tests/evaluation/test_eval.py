@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rhymeflow import cli, recipes
-from rhymeflow.config.load import read_config
+from rhymeflow.config.fields import as_written
+from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.engine.native import noise
@@ -20,6 +21,7 @@ from rhymeflow.evaluation import evaluate
 from rhymeflow.recipes.demo import task as demo
 from rhymeflow.recipes.guess import task as guess
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.suite import chosen
 
 Capture = pytest.CaptureFixture[str]
 Refused = Callable[..., str]
@@ -262,3 +264,12 @@ def test_what_functions_print_is_said_to_be_where_it_stays(capsys):
         progress.printed("reward functions print: x", "/a/reward.log")
         said = capsys.readouterr().err
         assert said == f"warning: reward functions print: x (all of it is in {where})\n"
+
+
+def test_the_run_of_an_evaluation_can_be_read_back():
+    text = "runtime: ray\nray: {address: auto}\nenvironment: {max_turns: 3}\neval: {suites: "
+    config = parse_config(text + "[{name: a, environments: [a.B]}, {name: b, size: 2}]}")
+    for names in (("a",), ("b",), ()):
+        run = evaluate._without_training(config, chosen(config, names))
+        assert as_written(run, "T") == run
+        assert run.environment.max_turns == (10 if names == ("b",) else 3)

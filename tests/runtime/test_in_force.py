@@ -1,13 +1,21 @@
 """What a configuration leaves to others, as a run's `config.yaml` says it."""
 
+import json
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from rhymeflow import placement
-from rhymeflow.config import Config
+from rhymeflow.config import Config, yaml
+from rhymeflow.config.fields import every_field, section_of
 from rhymeflow.config.load import dump_config, parse_config
+from rhymeflow.errors import UserError
 from rhymeflow.runtime import train
+from tests.refused import refusal
 
 
 def before_the_start(monkeypatch, **sections) -> Config:
@@ -68,3 +76,62 @@ def test_an_interpreter_is_the_one_that_its_name_has_here(monkeypatch, tmp_path)
         reward={"functions": []},
     )
     assert found.environment.agent_python == str(tmp_path / "python7")
+
+
+# -- configurations made in Python ---------------------------------------------------------------
+
+
+VALUES = (True, False, 1, 2, 3, 0.5, 0.9, 1e-3, "some", ("some",), (1,), ((1,),), {"a": 1})
+"""One of these is a valid value of each field of a scalar or list type, and not its default."""
+OWN: dict[str, Any] = {
+    "learner.off_policy_masks": {"veto": 0.9},
+    "data.few_shot": [{"role": "assistant", "content": "x"}],
+    "environment.classes": [{"environment": "a.B"}],
+    "eval.suites": [{"name": "a"}],
+    "reward.functions": [{"function": "a.b", "options": {"x": (1, 2)}}],
+}
+
+
+def as_section(path: str, value: Any) -> dict[str, Any]:
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return value
+
+
+def changed(path: str, field: FieldInfo) -> Config | str:
+    """A configuration with another valid value of this field alone, or why there is none."""
+    literals = [each for kind in (field.annotation, *get_args(field.annotation))
+                if get_origin(kind) is Literal for each in get_args(kind)]  # fmt: skip
+    refusals = []
+    for value in [OWN.get(path), *literals, *((each,) for each in literals), *VALUES]:
+        try:
+            config = Config(**as_section(path, value))
+            if attrgetter(path)(config) != attrgetter(path)(Config()):
+                return config
+        except ValidationError as error:
+            refusals += [each["msg"] for each in error.errors() if each["type"] == "value_error"]
+    return "; ".join(refusals)
+
+
+def test_what_resume_would_refuse_is_refused_at_the_start(monkeypatch):
+    begun, refused = list[Config](), set()
+
+    def begin(config: Config, *_: object) -> None:
+        begun.append(config)
+        raise UserError("begun")
+
+    monkeypatch.setattr(train, "claimed", begin)
+    fields = {path: each for path, each in every_field() if not section_of(each.annotation)}
+    for path, field in fields.items():
+        config = changed(path, field)
+        if isinstance(config, str):
+            assert path.rpartition(".")[2] in config, path
+            refused.add(path)
+        elif (said := refusal(train.train, config)) != "begun":
+            assert said.startswith(f"Config: {path}: has no effect without"), path
+            refused.add(path)
+        else:
+            value = json.loads(json.dumps(attrgetter(path)(config), default=dict))
+            assert parse_config(yaml.write(as_section(path, value))) == begun[-1], path
+    assert {"environment.max_turns", "ray.address", "learner.gamma"} <= refused
+    assert len(refused) < len(fields) / 3, refused

@@ -193,6 +193,10 @@ def test_a_trainer_can_turn_off_what_its_run_had_and_name_files_as_before(monkey
     assert "learner.max_grad_norm = null, before 0.5" in said
     assert "run.keep_tokens = null, before 9" in said
     assert said.count("before") == 2
+    drafts = read_config("demo", {"drafting.window": "off"})
+    assert with_values(before, drafts).drafting.history_run is None
+    vllm = read_config("demo", {"rollout.engine": "vllm", "rollout.vllm_kv_cache_gb": "3"})
+    assert not [*with_values(vllm, config).effectless]
 
 
 def test_a_run_directory_in_use_is_refused(straight):
