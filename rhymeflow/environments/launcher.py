@@ -160,6 +160,8 @@ class Launcher:
         self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
         if self._prctl is not None:
             self._prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._kept = {os.getpgrp(), *(os.getpgid(each) for each in children())}
+        """Groups with what importing the program has started, which all runs may use."""
 
     def serve(self) -> None:
         """Start and end programs until standard input closes; then end all."""
@@ -195,15 +197,13 @@ class Launcher:
     def _end_orphans(self) -> None:
         """Kill what ended programs have started in sessions of their own: it knows their URL."""
         urls = [job["base_url"].encode() for job, _ in self._running.values()]
-        with contextlib.suppress(OSError), open("/proc/thread-self/children") as file:  # Linux
-            children = [int(each) for each in file.read().split()]
-            for process in children:
-                with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as about:
-                    given, group = about.read(), os.getpgid(process)
-                    is_known = b"OPENAI_BASE_URL=" in given or not urls
-                    is_wanted = group in self._running or any(each in given for each in urls)
-                    if is_known and not is_wanted:
-                        end_group(group)
+        for process in children():
+            with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as about:
+                given, group = about.read(), os.getpgid(process)
+                is_known = b"OPENAI_BASE_URL=" in given or not urls
+                is_wanted = group in self._running or any(each in given for each in urls)
+                if is_known and not is_wanted and group not in self._kept:
+                    end_group(group)
 
     def _take(self, job: Job) -> None:
         if "kill" in job:
@@ -285,6 +285,13 @@ class Launcher:
 
     def _reward_file(self, id: int) -> str:
         return os.path.join(self._directory, f"{id}.reward")
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started or inherited."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/children") as file:  # Linux
+        return [int(each) for each in file.read().split()]
+    return []
 
 
 def end_group(process: int) -> None:

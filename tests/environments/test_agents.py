@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.config import Config
 from rhymeflow.data.text import StopTexts, before_stop
+from rhymeflow.environments import launcher
 from rhymeflow.environments.agent_server import AgentServer, HttpAnswer
 from rhymeflow.environments.agents import Agents, AgentTask, check_program
 from rhymeflow.environments.conversations import Conversations
@@ -528,13 +531,36 @@ def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(pla
     child = play.episode(lambda n: f"x{END}", does="leaves a child")
     play.begin("9.9", does="hang")
     assert isinstance(play.next().result, Called)
-    launcher = play.agents._launcher.pid
+    parent = play.agents._launcher.pid
     for number in (1, 0):
         until = time.monotonic() + 10
-        while len(descendants(launcher)) != number or Path(f"/proc/{child:.0f}").exists():
+        while len(descendants(parent)) != number or Path(f"/proc/{child:.0f}").exists():
             assert time.monotonic() < until
             time.sleep(0.02)
         play.agents.drop(["9.9"])
+
+
+def test_what_importing_a_program_has_started_goes_on(tmp_path):
+    file, log = tmp_path / "agent.py", tmp_path / "log"
+    file.write_text(
+        "import os\n"
+        "from subprocess import Popen\n"
+        "own = [Popen(['sleep', '60'], start_new_session=each) for each in (False, True)]\n"
+        "def agent(base_url, seed):\n"
+        "    return seed + sum(os.path.exists(f'/proc/{each.pid}') for each in own)\n"
+    )
+    command = [sys.executable, launcher.__file__, json.dumps({"call": f"{file}:agent"})]
+    pipes = {"stdin": PIPE, "stdout": PIPE, "text": True, "bufsize": 1}
+    with log.open("a") as err, Popen(command, stderr=err, start_new_session=True, **pipes) as run:
+        try:
+            assert json.loads(run.stdout.readline()) == {"failed": None}
+            for seed in (10, 20):
+                job = {"id": seed, "base_url": f"http://e/{seed}/v1", "row": {}, "seed": seed}
+                run.stdin.write(f"{json.dumps(job)}\n")
+                assert json.loads(run.stdout.readline()) == {"id": seed, "value": seed + 2.0}
+        finally:
+            for process in (*descendants(run.pid), run.pid):
+                os.kill(process, signal.SIGKILL)
 
 
 def test_an_episode_whose_program_is_gone_is_lost(playing):
