@@ -98,11 +98,16 @@ class MetricsWriter:
         with (self._run_dir / file_name).open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
 
-    def close(self) -> None:
-        """Close the file and the trackers."""
+    def close(self) -> Sequence[str]:
+        """Close the file and the trackers. Return a line for each tracker that fails."""
         self._file.close()
-        for tracker in self._trackers.values():
-            tracker.close()
+        failed = []
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                failed.append(f"{name} may lack the last rows, unlike {FILE}: {described(error)}")
+        return failed
 
 
 class _TensorBoard:

@@ -203,6 +203,7 @@ def attempt(
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     number = store.begin_attempt(config.model_dump_json(), now=past.seconds, started=started)
     results: list[Summary] = []
+    unclosed: list[str] = []
     backup = None if config.run.backup is None else BackupThread(path, config.run.backup)
     try:
         with ExitStack() as ending:  # runs in reverse order; all run even if some raise
@@ -211,7 +212,7 @@ def attempt(
                 ending.callback(backup.close)
             ending.callback(store.close_if_missing)
             ending.callback(store.commit)
-            ending.callback(writer.close)
+            ending.callback(lambda: unclosed.extend(writer.close()))
             shown = ending.enter_context(progress or Progress(console))
             logs = path / "logs" / f"attempt-{number}"
             machine = ending.enter_context(runtime(config, path, logs))
@@ -233,6 +234,8 @@ def attempt(
             raise no_room(path, path) from error
         raise
     (result,) = results
+    for problem in unclosed:
+        console.print(f"warning: {problem}", soft_wrap=True, markup=False, highlight=False)
     report_end(console, result, path, controller)
     return result
 

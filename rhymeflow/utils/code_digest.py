@@ -9,7 +9,7 @@ import re
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import xxhash
@@ -37,7 +37,11 @@ def file_of_module(name: str) -> str | None:
 def digest_of_object(given: Any) -> str:
     """Return the digest of a function, class or object that is carried by value; another process
     that has the same returns the same."""
-    return xxhash.xxh3_128(repr(_content(given, {})).encode()).hexdigest()
+    try:
+        content = repr(_content(given, {}))
+    except RecursionError:  # values nested a thousand deep, of which nothing is said
+        content = ""
+    return xxhash.xxh3_128(content.encode()).hexdigest()
 
 
 def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
@@ -60,7 +64,9 @@ def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if (parts := _parts(value)) is not None:
         return each(parts)
     says_nothing = repr(value) == object.__repr__(value)
-    text = repr((value, getattr(value, "__dict__", None) if says_nothing else None))
+    held = each(getattr(value, "__dict__", None)) if says_nothing else None
+    whole = value.tolist() if hasattr(value, "tolist") else value  # `repr` cuts arrays
+    text = repr((type(value), whole, held))
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
@@ -71,7 +77,7 @@ def _parts(value: Any) -> list[Any] | None:
             return [value.co_code, value.co_names, value.co_consts]
         case FunctionType():
             used = sorted(value.__globals__.keys() & _names(value.__code__))
-            held = [cell.cell_contents for cell in value.__closure__ or ()]
+            held = [*map(_held, value.__closure__ or ())]
             defaults = value.__defaults__, value.__kwdefaults__
             return [value.__code__, *defaults, held, *map(value.__globals__.get, used)]
         case type():
@@ -83,8 +89,17 @@ def _parts(value: Any) -> list[Any] | None:
             return [value.fget]
         case partial():
             return [value.func, value.args, value.keywords]
+    if (wrapped := getattr(value, "__wrapped__", None)) is not None:  # as by `lru_cache`
+        return [wrapped]
     is_carried = _is_carried(type(value))
     return [type(value), getattr(value, "__dict__", None)] if is_carried else None
+
+
+def _held(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a name that is given a value later
+        return None
 
 
 def _is_carried(value: Any) -> bool:

@@ -43,6 +43,15 @@ def test_another_process_with_the_same_code_has_the_same():
     assert not {*first} & {*printed(3, helper="x + 2")}
 
 
+CACHED = "import functools\n@functools.lru_cache\n"
+ARRAY = "import numpy\na = numpy.zeros(2000)\na[500] = 1\nf = lambda x: a"
+
+
+def test_what_is_not_there_yet_or_nested_too_deep_is_no_error():
+    assert digest("def g():\n f = lambda: h\n yield f\n h = 1\nf = next(g())")
+    assert digest("a = []\nfor _ in range(5000): a = [a]\nf = lambda: a")
+
+
 def digest(text: str, **beside: object) -> str:
     names: dict[str, object] = {"__name__": "__main__", **beside}
     exec(text, names)
@@ -53,6 +62,8 @@ def digest(text: str, **beside: object) -> str:
     ("one", "other"),
     [
         ("f = lambda x: x + 1", "f = lambda x: x + 2"),
+        (CACHED + "def f(x): return 1", CACHED + "def f(x): return 2"),
+        (ARRAY, ARRAY.replace("[500] = 1", "[500] = 2")),
         ("f = lambda x: x.upper()", "f = lambda x: x.lower()"),
         ("def f(x, by=1): return by", "def f(x, by=2): return by"),
         ("def f(x, *, by=1): return by", "def f(x, *, by=2): return by"),
