@@ -62,7 +62,9 @@ def test_without_rewards_a_teacher_is_enough() -> None:
     config = build_config(given, where="T")
     assert not config.trains_on_rewards
     other = build_config({f"{NAME}.teacher": "c/d"}, config, where="T")
-    assert "learner.distillation: cannot be changed" in refusal(check_change, config, other, 0)
+    assert "learner.distillation.teacher: cannot be changed" in refusal(
+        check_change, config, other, 0
+    )
     here, there = (
         build_config({f"{NAME}.teacher": u}, config, where="T") for u in (URL, URL + "2")
     )
