@@ -373,8 +373,11 @@ def load_policy(
     adapter = resolved_adapter(config)  # refused, if it is, before the model is read
     if adapter is None:
         return load_model(config, dtype=dtype, device=device)
-    load = _load_quantized if adapter.quantization else load_model
-    model = attach(load(config, dtype=dtype, device=device), adapter, seed or 0)
+    if adapter.quantization:
+        model = _load_quantized(config, adapter, dtype=dtype, device=device)
+    else:
+        model = load_model(config, dtype=dtype, device=device)
+    attach(model, adapter, seed or 0)
     if seed is None:
         for each in versioned(model).values():
             each.data = each.data.to(dtype)
@@ -403,11 +406,10 @@ def policy_rows(
 
 @torch.no_grad()
 def _load_quantized(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, adapter: Adapter, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     """Load a model, and quantize its layers as they are read."""
-    files, adapter = WeightRows(config, dtype), adapter_for(config)
-    assert adapter is not None
+    files = WeightRows(config, dtype)
     model = files.skeleton(dtype)
 
     def read(name: str, num_rows: int) -> Tensor:
