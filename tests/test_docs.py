@@ -226,6 +226,13 @@ def test_the_index_has_every_page() -> None:
     assert set(re.findall(r"\]\((\w[\w-]*\.md)\)", text_of(index))) == pages
 
 
+def test_the_lab_log_names_every_entry() -> None:
+    index = (ROOT / "docs" / "lab-log.md").read_text()
+    for page in (ROOT / "docs" / "lab").glob("*.md"):
+        for title in re.findall(r"^## \S+ · (.+)$", page.read_text(), re.MULTILINE):
+            assert f"[{title}](lab/{page.name}#" in index, page
+
+
 def test_the_site_takes_what_pages_link_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without mkdocs: pictures as they are, all else as a page."""
 
