@@ -246,22 +246,23 @@ class Launcher:
             os._exit(0)
 
     def _reap(self) -> None:
-        """Say how the programs ended that have."""
-        while self._running:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                return
-            if process not in self._running:
-                continue
-            end_group(process)  # what it has started
-            job, result = self._running.pop(process)
-            try:
-                said = os.read(result, 1 << 16)
-            except BlockingIOError:  # what it has started holds the pipe
-                said = b""
-            os.close(result)
-            ending = json.loads(said) if said else self._ending(job["id"], status)
-            say({"id": job["id"], **ending})
+        """Say how the programs ended that have, and leave no dead process that this one inherited,
+        which would keep its place in the system's table."""
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] in self._running:
+                    self._say_ended(*ended)
+
+    def _say_ended(self, process: int, status: int) -> None:
+        end_group(process)  # what it has started
+        job, result = self._running.pop(process)
+        try:
+            said = os.read(result, 1 << 16)
+        except BlockingIOError:  # what it has started holds the pipe
+            said = b""
+        os.close(result)
+        ending = json.loads(said) if said else self._ending(job["id"], status)
+        say({"id": job["id"], **ending})
 
     def _ending(self, id: int, status: int) -> Job:
         """Return the result of a program that left none in the pipe: of a command, of what died."""
