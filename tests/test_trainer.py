@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from rhymeflow import Trainer, UserError
-from rhymeflow.config import RewardFunction
+from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config.fields import check_unread
+from rhymeflow.config.load import read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.reward.functions import Judge
 from rhymeflow.trainer.inputs import Inputs
@@ -212,6 +214,7 @@ def with_x(value: Any) -> dict[str, Any]:
         ({"eval_dataset": {"none": []}}, "eval-none_dataset is empty"),
         ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: column"),
         ({"config": {"max_turns": 3}}, "Trainer: environment.max_turns: has no effect without"),
+        ({"config": {"sft.max_steps": 3}}, "Trainer: sft.max_steps: has no effect in a run"),
         ({"config": {"learning_rte": 1}}, "did you mean learner.learning_rate"),
         ({"config": 3}, "config is a int; give a rhymeflow.Config or a mapping"),
         (with_x("\ud83d"), "train_dataset, row 1: column 'x': holds half of a surrogate pair"),
@@ -227,6 +230,13 @@ def test_mistakes_are_one_clear_line(tmp_path, arguments, part):
         arguments["config"] = {"output_dir": str(tmp_path / "run"), **arguments.get("config", {})}
     assert re.search(part, refusal(Trainer, **arguments))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_recipe_has_for_sft_stays_when_the_run_moves(tmp_path):
+    made = Trainer(config=read_config("demo"))
+    made._move(tmp_path / "run")
+    check_unread(made.config, "Trainer")
+    assert made.config.sft == read_config("demo").sft != Config().sft
 
 
 def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from rhymeflow.config import Config, Section
+from rhymeflow.config.yaml import DEEPEST
 from rhymeflow.errors import UserError, closest, suggestion
 
 
@@ -58,22 +59,49 @@ class Origin:
 
 def validate(values: dict[str, Any], origin: Origin) -> Config:
     """Return nested values as a `Config`. Raises a `UserError` that lists every mistake."""
-    try:
-        text = json.dumps(written_out(values, Config))
-    except TypeError as error:
-        raise UserError(f"{origin.name}: {error}") from None
+    text = json.dumps(written_out(plain(values, origin), Config))
     try:
         # JSON rules let lists stand for tuples and still refuse `true` for a number.
-        return Config.model_validate_json(text, strict=True)
+        config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:
         messages = [message(dict(details), origin) for details in error.errors()]
         raise UserError("; ".join(messages)) from None
+    config.sft.model_fields_set.clear()  # a file may have what only `rhymeflow sft` reads
+    return config
+
+
+def plain(value: Any, origin: Origin, path: str = "", depth: int = 0) -> Any:
+    """Return a value, which may have been made in Python, as a file would give it: with lists for
+    tuples. Raises `UserError` for what no file can have, such as a set or a key that is no text."""
+    if depth > DEEPEST:
+        raise UserError(f"{origin.place(path)[:200]}: nested more than {DEEPEST} levels deep")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(f"{origin.place(path)}: the key {key!r} is not text")
+        at = f"{path}." if path else ""
+        return {k: plain(v, origin, f"{at}{k}", depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, origin, f"{path}.{n}", depth + 1) for n, v in enumerate(value)]
+    if not isinstance(value, str | int | float | None):
+        what = f"given {value!r:.60}, a {type(value).__name__}"
+        raise UserError(
+            f"{origin.place(path)}: {what}, should be text, a number, a list or a mapping"
+        )
+    return value
 
 
 def check_effect(config: Config, origin: Origin) -> None:
     """Raise `UserError` if a field has no effect, as nothing turns on what it belongs to."""
     for path, needs in config.effectless:
         raise UserError(f"{origin.place(path)}: has no effect without {needs}")
+
+
+def check_unread(config: Config, where: str) -> None:
+    """Raise `UserError` if a field of `rhymeflow sft` was set by name, or in Python."""
+    given = config.sft.model_dump(exclude_unset=True, exclude_defaults=True)
+    for name in given:
+        raise UserError(f"{where}: sft.{name}: has no effect in a run; `rhymeflow sft` reads it")
 
 
 def as_written(config: Config, where: str) -> Config:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rhymeflow.config import Config, fields, yaml
+from rhymeflow.config import Config, SftConfig, fields, yaml
 from rhymeflow.config.algorithms import PARTS
 from rhymeflow.config.rollout import OF_VLLM
 from rhymeflow.errors import UserError, suggestion
@@ -86,7 +86,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     origin = fields.Origin(where, node, frozenset(overrides))
     config = fields.validate(values, origin)
     fields.check_effect(config, origin)
-    return config
+    return _naming(overrides, config)
 
 
 def _is_section(name: str) -> bool:
@@ -108,14 +108,24 @@ def build_config(given: Mapping[str, Any], base: Config | None = None, *, where:
 
     A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises `UserError`
     if fields are wrong; `where` names the mapping in the message."""
-    values = (base or Config()).model_dump(mode="json")
+    base = base or Config()
+    values = fields.plain(base.model_dump(), fields.Origin(where))
     by_path = {n if "." in n else fields.only_path(n, where): v for n, v in given.items()}
     learner = values["learner"]
     if by_path.get("learner.algorithm", learner["algorithm"]) != learner["algorithm"]:
         values["learner"] = {name: value for name, value in learner.items() if name not in PARTS}
     for path, value in by_path.items():
         _put(values, path, value, f"{where}: {path}")
-    return fields.validate(values, fields.Origin(where))
+    config = fields.validate(values, fields.Origin(where))
+    return _naming([*by_path, *(f"sft.{name}" for name in base.sft.model_fields_set)], config)
+
+
+def _naming(paths: Iterable[str], config: Config) -> Config:
+    """Return `config`, in which the fields of section `sft` among `paths` count as set."""
+    for section, _, name in (path.partition(".") for path in paths):
+        if section == "sft":
+            config.sft.model_fields_set.update([name] if name else SftConfig.model_fields)
+    return config
 
 
 def dump_config(config: Config) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rhymeflow import build, check, emulation, placement
 from rhymeflow.config import Config
-from rhymeflow.config.fields import as_written
+from rhymeflow.config.fields import as_written, check_unread
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
@@ -87,6 +87,7 @@ def train(
         WorkerDied: a worker process ended, hangs, or has a defect.
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
+    check_unread(config, "Config")
     config = as_written(config, "Config")
     with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
         config = emulation.resolved(begin(path) or config)

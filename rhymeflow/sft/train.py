@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import Config, DataConfig, RolloutConfig
+from rhymeflow.config.fields import as_written
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import GENERATED_COLUMN, load_rows
@@ -87,6 +88,7 @@ def _num_learnt(samples: Sequence[Sample]) -> int:
 
 def train(config: Config, say: Callable[[str], None]) -> Path:
     """Fine-tune as section `sft` says; return the checkpoint's directory. `say` gets progress."""
+    config = as_written(config, "Config")
     directory = check(config)
     try:  # at once, so that no other process takes it
         created = make_directory(directory, exist_ok=False)

@@ -267,7 +267,7 @@ def reward_fields(
             functions.append(reward_function(reward, inputs, weight, tokenizer))
     fields: dict[str, Any] = {}
     if rewards:
-        fields["reward.functions"] = [f.model_dump(mode="json") for f in functions]
+        fields["reward.functions"] = [f.model_dump() for f in functions]
     if environments is not None:
         fields["environment.classes"] = _environments(inputs, environments, judged_inside)
     return fields

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config, EvalSuite, LoraConfig
-from rhymeflow.config.fields import Origin, check_effect
+from rhymeflow.config.fields import Origin, check_effect, check_unread, validate
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -119,6 +119,7 @@ class Trainer:
             fields |= eval_fields(inputs, eval_dataset, given)
         self.config: Config = build_config(fields, given, where="Trainer")
         check_effect(self.config, Origin("Trainer"))
+        check_unread(self.config, "Trainer")
         if is_url(where := self.config.run.checkpoint_dir or ""):
             raise UserError(f"Trainer: run.checkpoint_dir: {where}: `model` needs a path, no URL")
         self.args: Any = self.config
@@ -466,7 +467,7 @@ def _with_inputs(config: Config, old: Path, new: Path) -> Config:
     """Return the configuration with the directory `new` for `old` in all paths."""
     before, after = (json.dumps(f"{path}/")[:-1] for path in (old, new))
     text = json.dumps(config.model_dump(mode="json")).replace(before, after)
-    return Config.model_validate(json.loads(text))
+    return validate(json.loads(text), Origin("Trainer"))
 
 
 def _config(given: Config | Mapping[str, Any] | None) -> Config:

@@ -320,6 +320,10 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         assert said in refusal(read_config, name)
 
 
+ITSELF: dict[str, Any] = {}
+ITSELF["a"] = ITSELF
+
+
 @pytest.mark.parametrize(
     ("given", "part"),
     [
@@ -328,7 +332,14 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         ({"beta": -1}, "T: learner.beta: given -1"),
         ({"learner.beta.x": 1}, "T: learner.beta.x: 0.0 has no part 'x'"),
         ({"reward.functions.3.weight": 1.0}, "'3' is not an index of a list of 1"),
-        ({"beta": object()}, "T: .*not JSON serializable"),
+        (
+            {"beta": object()},
+            "T: learner.beta: given <object.*>, a object, should be text, a number",
+        ),
+        ({"data.options": {1: 2}}, "T: data.options: the key 1 is not text"),
+        ({"data.options": {"a": [{None: 2}]}}, "T: data.options.a.0: the key None is not text"),
+        ({"data.options": {"a": {3}}}, r"T: data.options.a: given \{3\}, a set, should be text"),
+        ({"data.options": ITSELF}, "T: data.options.a.a.*nested more than 50 levels deep"),
         ({"model.lora.alpha": 8.0}, "model.lora: alpha has no effect without `rank`"),
         ({"model.lora.adapter": "d", "model.lora.rank": 2}, "model.lora: rank is what the files"),
         (
@@ -355,6 +366,32 @@ def test_names_alone_are_those_of_a_run():
     assert config.sft == Config().sft
     config = build_config({"reward.functions.0.weight": 2.0}, where="T")
     assert config.reward.functions[0].weight == 2.0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Config(sft={"max_steps": 5}),
+        read_config("demo", {"sft.max_steps": "5"}),
+        read_config("demo").changed(sft={"max_steps": 5}),
+        build_config({"sft": {"max_steps": 5}}, where="T"),
+    ],
+)
+def test_a_run_refuses_what_only_sft_reads_unless_a_file_has_it(made):
+    said = "T: sft.max_steps: has no effect in a run; `rhymeflow sft` reads it"
+    for each in (made, build_config({"beta": 0.1}, made, where="T")):
+        assert refusal(fields.check_unread, each, "T") == said
+    from_file = fields.as_written(made, "T")
+    fields.check_unread(from_file, "T")
+    assert from_file == made
+
+
+def test_options_made_in_python_are_those_of_a_file():
+    made = RewardFunction(function="a.b", options={"a": {1: 2}})
+    config = Config(reward={"functions": (made,)})
+    said = "T: reward.functions.0.options.a: the key 1 is not text"
+    assert refusal(build_config, {"beta": 0.1}, config, where="T") == said
+    assert refusal(fields.as_written, config, "T") == said
 
 
 def test_a_mistake_of_the_command_line_is_not_put_down_to_the_file_alone():

@@ -128,10 +128,10 @@ def test_what_resume_would_refuse_is_refused_at_the_start(monkeypatch):
             assert path.rpartition(".")[2] in config, path
             refused.add(path)
         elif (said := refusal(train.train, config)) != "begun":
-            assert said.startswith(f"Config: {path}: has no effect without"), path
+            assert said.startswith(f"Config: {path}: has no effect "), path
             refused.add(path)
         else:
             value = json.loads(json.dumps(attrgetter(path)(config), default=dict))
             assert parse_config(yaml.write(as_section(path, value))) == begun[-1], path
-    assert {"environment.max_turns", "ray.address", "learner.gamma"} <= refused
-    assert len(refused) < len(fields) / 3, refused
+    assert {"environment.max_turns", "ray.address", "learner.gamma", "sft.size"} <= refused
+    assert len(refused) < len(fields) / 2, refused

@@ -13,9 +13,10 @@ from rhymeflow.config import Config, LoraConfig, ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS
 from rhymeflow.models.tokenizer import load_tokenizer
-from rhymeflow.sft.train import digest
+from rhymeflow.sft.train import digest, train
 from rhymeflow.utils.disk import size_text
 from tests.characters import save_without_weights
+from tests.refused import refusal
 from tests.runtime.tiny import save_model
 
 
@@ -91,6 +92,14 @@ def test_what_could_not_be_saved_is_refused_first(tiny, more, given, said, refus
     data = rows(tiny.parent / "rows.jsonl", *({"prompt": "a", "completion": "b"} for _ in range(4)))
     line = ["sft", "--model", str(tiny), "--data", str(data), "--sft.output_dir", *given, *more]
     assert said in refused(*line)
+
+
+def test_from_python_what_has_no_effect_is_refused_as_by_the_command():
+    without = Config(environment={"max_turns": 3})
+    said = (
+        "Config: environment.max_turns: has no effect without environment.classes, tools or agent"
+    )
+    assert refusal(train, without, print) == said
 
 
 def test_the_same_seed_makes_the_same_checkpoint(tiny, tmp_path):
