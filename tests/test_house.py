@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_775, "core": 3_746,
+    "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_813, "core": 3_746,
     "cpu": 1_030, "dashboard": 1_671, "data": 1_616, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_173,
     "environments": 4_445, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_276,
     "memory.py": 453, "models": 2_652, "observe": 3_421, "placement.py": 140, "pool.py": 542,
-    "profiles": 122, "recipes": 539, "reward": 1_013, "runtime": 5_514, "sandbox": 404,
-    "sft": 485, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_043, "trl": 1_204, "utils": 1_503, "weights": 1_937,
+    "profiles": 122, "recipes": 539, "reward": 1_013, "runtime": 5_515, "sandbox": 404,
+    "sft": 487, "sim": 3_145,
+    "store": 2_594, "suites": 345, "trainer": 1_044, "trl": 1_204, "utils": 1_503, "weights": 1_937,
     "workers": 2_370,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_238, "tests": 46_421, "benchmarks": 8_612}
+TOTALS = {"rhymeflow": 59_280, "tests": 46_477, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
