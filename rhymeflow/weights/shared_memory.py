@@ -135,7 +135,7 @@ class SharedMemoryWeightStore(WeightStore):
     def _end(self, new: New) -> None:
         publication = self._memory.published + 1
         self._memory.slot(publication).end(new.weights, new.digests)
-        if new.base is not None:
+        if new.base is not None and self._is_open:
             self._keep_changes(publication, new.changes)
         self._memory.header[1] = publication
 

@@ -282,3 +282,11 @@ def test_closing_frees_the_memory_and_readers_keep_theirs(store):
     assert install(reader, tensors(-1)).version == 1
     with pytest.raises(FileNotFoundError):
         store.handle.open()
+
+
+def test_a_publication_that_ends_after_the_store_is_closed_leaves_nothing(delta):
+    delta.publish(1, weights(1))
+    begun = delta.begin(weights(2))
+    delta.close()
+    delta.finish(2, begun)
+    assert not list(shared_memory.DIRECTORY.glob(f"{delta.handle.name}*"))
