@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_280, "tests": 46_477, "benchmarks": 8_612}
+TOTALS = {"rhymeflow": 59_280, "tests": 46_485, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
