@@ -256,20 +256,21 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
     # TRL fills in some fields that depend on the machine.
     names = ("use_cpu", "bf16", CHECKPOINTING)
     filled_in = kind(**{name: getattr(args, name) for name in names})
-    values, notices = {}, []
+    values = {f.name: _without_enums(getattr(args, f.name)) for f in dataclasses.fields(kind)}
+    notices = []
     for field in dataclasses.fields(kind):  # others are a script's own
-        name, value = field.name, _without_enums(getattr(args, field.name))
-        values[name] = value
+        name, value = field.name, values[field.name]
         computed = _without_enums(getattr(filled_in, name, field.default))
         defaults = (_without_enums(field.default), computed, *_LIKE_DEFAULT.get(name, ()))
         is_default = any(
             value == each and isinstance(value, bool) == isinstance(each, bool) for each in defaults
         )
-        is_unread = name.startswith("vllm_") and not getattr(args, "use_vllm", False)
-        if is_default or (name in mapped and not is_unread):
+        unread = _unread(name, values) if name in mapped else None
+        if is_default or (name in mapped and unread is None):
             continue
         if name in mapped:
-            notices.append(f"{name} = {value!r} has no effect without use_vllm")
+            notices.append(f"{name} = {value!r} has no effect {unread}")
+            values[name] = computed  # or it would be refused where it is not read
             continue
         if name in why:
             notices.append(f"{name} = {value!r} has no effect: {why[name]}")
@@ -287,6 +288,27 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
             f"{args.vllm_tensor_parallel_size}"
         )
     return values, notices
+
+
+def _unread(name: str, values: Mapping[str, Any]) -> str | None:
+    """Return with or without what a mapped field has no effect, in TRL either, as other fields'
+    values are; None if it has one."""
+    loss, trackers = values.get("loss_type"), {*(values["report_to"] or ())}
+    for names, is_unread, text in (
+        ("epsilon delta", loss in ("cispo", "sapo"), f"with loss_type {loss}"),
+        ("epsilon_high", loss == "sapo", "with loss_type sapo"),
+        ("sapo_temperature_pos sapo_temperature_neg", loss != "sapo", "without loss_type sapo"),
+        ("use_bias_correction_kl", not values["beta"], "without beta"),
+        ("warmup_steps", values["lr_scheduler_type"] == "constant", "with a constant schedule"),
+        ("eval_steps", values["eval_strategy"] != "steps", "without eval_strategy steps"),
+        ("save_steps", values["save_strategy"] != "steps", "without save_strategy steps"),
+        ("logging_steps", values["logging_strategy"] != "steps", "without logging_strategy steps"),
+        ("project", trackers <= {"none", "tensorboard"}, "without a tracker that has projects"),
+    ):
+        if is_unread and name in names.split():
+            return text
+    is_off = name.startswith("vllm_") and not values["use_vllm"]
+    return "without use_vllm" if is_off else None
 
 
 def own_fields(args: Any) -> dict[str, Any]:

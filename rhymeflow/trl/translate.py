@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe.metrics import TRACKERS
 from rhymeflow.trl.fields import CHECKPOINTING, SAME, by_name
@@ -166,6 +167,11 @@ def grpo(given: Values) -> dict[str, Any]:
     loss_type, high = given["loss_type"], given["epsilon_high"]
     surrogates = {"cispo": "weighted_log", "sapo": "sigmoid"}
     normalisations = {"cispo": "dapo", "sapo": "grpo"}
+    known = [*get_args(LearnerConfig.model_fields["loss_type"].annotation), *normalisations]
+    if loss_type not in known:
+        raise UserError(
+            f"loss_type = {loss_type!r} is not supported; give one of {', '.join(known)}"
+        )
     fields = {
         "learner.loss_type": normalisations.get(loss_type, loss_type),
         "learner.surrogate": surrogates.get(loss_type, "clip"),
@@ -266,7 +272,7 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
         )
     warmup = given["warmup_steps"]
     warmup = math.ceil(length.max_steps * warmup) if 0 < warmup < 1 else int(warmup)
-    warmup_versions = 0 if schedule == "constant" else round(warmup / length.steps.per_version)
+    warmup_versions = round(warmup / length.steps.per_version)
     if given["data_seed"] not in (None, given["seed"]):
         raise UserError("data_seed is not supported: seed orders the prompts too")
     norm = given["max_grad_norm"]

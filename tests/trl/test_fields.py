@@ -136,6 +136,24 @@ def test_what_becomes_of_a_vllm_server_and_of_fields_that_only_vllm_reads():
     assert refusal(values_of, other).endswith("vllm_mode = 'remote': colocate or server")
 
 
+@pytest.mark.parametrize(
+    ("others", "unread", "why"),
+    [
+        ({"loss_type": "sapo"}, "epsilon epsilon_high delta", "with loss_type sapo"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "epsilon delta", "with loss_type cispo"),
+        ({"lr_scheduler_type": "constant"}, "warmup_steps", "with a constant schedule"),
+        ({"logging_strategy": "no"}, "logging_steps", "without logging_strategy steps"),
+        ({"save_strategy": "epoch"}, "save_steps", "without save_strategy steps"),
+        ({"report_to": "tensorboard"}, "project", "without a tracker that has projects"),
+    ],
+)
+def test_what_other_fields_leave_without_effect_is_said_and_passed_over(others, unread, why):
+    names, usual = unread.split(), GRPOConfig("out")
+    values, notices = values_of(GRPOConfig("out", **others, **dict.fromkeys(names, 3)))
+    assert sorted(notices) == sorted(f"{name} = 3 has no effect {why}" for name in names)
+    assert all(values[name] == getattr(usual, name) for name in names)
+
+
 def test_a_field_that_the_table_does_not_have_is_refused_by_name():
     later = dataclasses.make_dataclass(
         "GRPOConfig", [("new_trick", bool, False)], bases=(trl.GRPOConfig,)

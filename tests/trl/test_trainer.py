@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 import rhymeflow.trl
 from rhymeflow import recipes
 from rhymeflow.config import LoraConfig
+from rhymeflow.errors import UserError
 from rhymeflow.trl import (
     DistillationConfig,
     DistillationTrainer,
@@ -26,8 +27,9 @@ from rhymeflow.trl import (
     RLOOTrainer,
     rewards,
 )
-from rhymeflow.trl.fields import CHECKPOINTING
+from rhymeflow.trl.fields import CHECKPOINTING, MAPPED, SAME, by_name
 from tests.refused import refusal
+from tests.trl.test_fields import HERE
 
 ROWS = [{"prompt": f"p{number}", "answer": number} for number in range(40)]
 
@@ -154,8 +156,8 @@ def test_fields_become_ours(tmp_path, field, path, value):
             {"use_vllm": True, "vllm_importance_sampling_mode": "token"},
             "vllm_importance_sampling_mode = 'token' is not supported; give one of token_truncate",
         ),
-        ({"loss_type": "luspo"}, 'loss_type: given "luspo", allowed: grpo, bnpo'),
-        ({"loss_type": "vespo"}, 'loss_type: given "vespo", allowed: grpo, bnpo'),
+        ({"loss_type": "luspo"}, "'luspo' is not supported; give one of grpo, .*, cispo, sapo$"),
+        ({"loss_type": "vespo"}, "GRPOConfig: loss_type = 'vespo' is not supported; give one"),
         ({"loss_type": "cispo"}, "epsilon_high = None: with loss_type cispo it is the greatest"),
         ({"report_to": "comet_ml"}, "report_to = 'comet_ml' is not supported"),
         ({"model_init_kwargs": {"revision": "a"}}, r"model_init_kwargs: revision"),
@@ -196,6 +198,63 @@ def test_what_would_be_another_run_is_refused(tmp_path, field, part, monkeypatch
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "start it once, by python" in refusal(made, tmp_path)
+
+
+TOLD = {"use_cpu", "vllm_mode", "max_tool_calling_iterations"}
+"""Fields that turn on the machine or get a notice, of which other tests are."""
+OTHERS: dict[str, Any] = {
+    "loss_type": "grpo", "lr_scheduler_type": "cosine", "save_strategy": "no",
+    "eval_strategy": "steps", "logging_strategy": "no", "optim": "adamw_8bit",
+    "report_to": "wandb", "generation_kwargs": {"stop": "a"}, "scale_rewards": "batch",
+    "model_init_kwargs": {"dtype": "float32"}, "lr_scheduler_kwargs": {"min_lr_rate": 0.5},
+    "chat_template_kwargs": {"a": 1}, "reward_weights": [0.5], "vllm_mode": "server",
+    "importance_sampling_level": "sequence", "reward_clip_range": (-3, 3),
+    "multi_objective_aggregation": "normalize_then_sum", "metric_for_best_model": "x_reward",
+    "vllm_importance_sampling_mode": "token_mask", "generation_batch_size": 16, "data_seed": 3,
+    "vllm_gpu_memory_utilization": 0.5, "vllm_importance_sampling_clip_min": 0.5,
+    "greater_is_better": False, "num_generations": 4, "per_device_train_batch_size": 16,
+    "output_dir": "there", "run_name": "mine", "teacher_model_name_or_path": "b/teacher",
+    "teacher_model_init_kwargs": {"dtype": "float32"}, "steps_per_generation": 2,
+}  # fmt: skip
+"""Of fields of which 8, 0.25 or another flag is none, a value that is not the default."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine_with_min_lr"},
+    "project": {"report_to": "wandb"}, "eval_steps": {"eval_strategy": "steps"},
+    "use_bias_correction_kl": {"beta": 0.1}, "sapo_temperature_pos": {"loss_type": "sapo"},
+    "sapo_temperature_neg": {"loss_type": "sapo"},
+}  # fmt: skip
+"""Other fields without which one has no effect, which a notice says."""
+
+
+def outcome(name: str, fields: dict[str, Any]) -> Any:
+    """All that a trainer keeps of its configuration, or why there is none."""
+    kind = next(each for each in TRAINERS if name in each.config_class.__dataclass_fields__)
+    given = {"reward_funcs": fine, "eval_dataset": ROWS[:3]}
+    if kind is DistillationTrainer:
+        given = {} if "teacher_model_name_or_path" in fields else {"teacher_model": "a/teacher"}
+    try:
+        args = kind.config_class(**{"output_dir": "out", "use_cpu": True, **fields})
+        found = kind("some/model", args=args, train_dataset=ROWS, **given)
+    except (UserError, ValueError) as error:
+        return str(error)
+    return found.config, found.rhythm, found.hub, found.takes_best, found._pushes
+
+
+TRAINERS: tuple[Any, ...] = GRPOTrainer, RLOOTrainer, DistillationTrainer
+
+
+@pytest.mark.parametrize("name", sorted(set(by_name({**SAME, **MAPPED})) & set(HERE) - TOLD))
+def test_every_field_that_is_mapped_changes_the_run_and_is_never_passed_over(name, capsys):
+    needed = {"use_vllm": True} if name.startswith("vllm_") else NEEDED.get(name, {})
+    usual = HERE[name]("out", use_cpu=True).__dict__[name]
+    value = OTHERS.get(name, not usual if isinstance(usual, bool) else 8)
+    without, alone = outcome(name, {}), outcome(name, {name: value})
+    said = capsys.readouterr().out
+    if alone == without:
+        assert f"{name} = {value!r} has no effect with" in said
+        without, alone = outcome(name, needed), outcome(name, {**needed, name: value})
+    assert alone != without
+    assert not isinstance(alone, str) or name in alone
 
 
 def bits(**given):
