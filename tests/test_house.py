@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 453, "models": 2_652, "observe": 3_421, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_013, "runtime": 5_515, "sandbox": 404,
     "sft": 487, "sim": 3_145,
-    "store": 2_594, "suites": 345, "trainer": 1_044, "trl": 1_204, "utils": 1_503, "weights": 1_937,
+    "store": 2_594, "suites": 345, "trainer": 1_044, "trl": 1_232, "utils": 1_503, "weights": 1_937,
     "workers": 2_370,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_280, "tests": 46_485, "benchmarks": 8_612}
+TOTALS = {"rhymeflow": 59_308, "tests": 46_562, "benchmarks": 8_612}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
