@@ -79,13 +79,8 @@ _SINCE = {
     **dict.fromkeys(("exaone", "sarvam_mla", "sarvam_moe"), "5.24"),
 }
 
-
-def newer_than(version: str) -> set[str]:
-    """Types that this version of transformers does not have yet."""
-    return {name for name, since in _SINCE.items() if Version(since) > Version(version)}
-
-
-NEWER = newer_than(transformers.__version__)
+NEWER = {x for x, since in _SINCE.items() if Version(since) > Version(transformers.__version__)}
+"""Types that this version of transformers does not have yet."""
 
 
 def _plain(types: str) -> dict[str, dict[str, Any]]:
