@@ -151,8 +151,10 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
     text_config = hf_config.get_text_config()
 
     def first_of(*names: str) -> int:
-        """Return the first of these fields that is set; 0: none is."""
-        return next((value for name in names if (value := getattr(text_config, name, None))), 0)
+        """Return the first of these fields that is set, the largest of a list of all layers'
+        (Hunyuan's mixtures); 0: none is."""
+        found = next((value for name in names if (value := getattr(text_config, name, None))), 0)
+        return max(found) if isinstance(found, list) else found
 
     shape, hidden = Shape.of(text_config), text_config.hidden_size
     kinds = getattr(text_config, "layer_types", None) or [""] * shape.layers

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig
+from transformers import HunYuanMoEV1Config, Qwen3NextConfig
 
 from rhymeflow import check, cli, memory
 from rhymeflow.cli.dry_run import placement
@@ -109,6 +109,13 @@ def test_layers_that_carry_a_state_have_no_keys_and_values():
     size = memory.model_of(hybrid, torch.bfloat16, "cpu")
     assert (size.num_layers, size.num_attending) == (8, 2)
     assert size.kv_token == 2 * 2 * hybrid.num_key_value_heads * hybrid.head_dim * 2
+
+
+def test_of_sizes_for_each_layer_the_largest_counts():
+    sizes = {"num_hidden_layers": 2, "head_dim": 4, "vocab_size": 9, "num_experts": 4}
+    mixture = HunYuanMoEV1Config(moe_topk=[2, 3], moe_intermediate_size=[5, 7], **sizes)
+    size = memory.model_of(mixture, torch.bfloat16, "cpu")
+    assert (size.experts_per_token, size.intermediate_size) == (3, 21)
 
 
 PEAKS = [

@@ -128,7 +128,7 @@ def _source_of(tokenizer: str) -> Source:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    """Return a plain model configuration for `AutoTokenizer`, which reads only its `model_type`.
+    """Return a plain model configuration for `AutoTokenizer`, with the fields that it reads.
 
     Otherwise it would import the model's configuration class, which takes longer than all else.
     Empty if it needs that class: the tokenizer does not name its own class, or has custom code.
@@ -138,6 +138,6 @@ def _config_of(directory: Path) -> dict[str, Any]:
     if not isinstance(settings.get("tokenizer_class"), str) or "auto_map" in settings:
         return {}
     fields, _ = PreTrainedConfig.get_config_dict(directory)
-    config = PreTrainedConfig.from_dict({**fields, "_name_or_path": str(directory)})
+    config = PreTrainedConfig(name_or_path=str(directory), model_name=fields.get("model_name"))
     vars(config)["model_type"] = fields.get("model_type", "")
     return {"config": config}

@@ -45,6 +45,14 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path):
     del fields["tokenizer_class"]
     file.write_text(json.dumps(fields))
     assert same(str(unnamed))
+    published = tmp_path / "published"  # Llama 3's and others' scaled positions, as on the hub
+    copytree(demo, published)
+    file = published / "config.json"
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    fields = json.loads(file.read_text()) | {"rope_theta": 1e4, "rope_scaling": rope}
+    del fields["rope_parameters"]
+    file.write_text(json.dumps(fields))
+    assert same(str(published))
 
 
 def test_it_loads_no_model_code():
