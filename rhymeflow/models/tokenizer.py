@@ -138,6 +138,6 @@ def _config_of(directory: Path) -> dict[str, Any]:
     if not isinstance(settings.get("tokenizer_class"), str) or "auto_map" in settings:
         return {}
     fields, _ = PreTrainedConfig.get_config_dict(directory)
-    config = PreTrainedConfig(name_or_path=str(directory), model_name=fields.get("model_name"))
-    vars(config)["model_type"] = fields.get("model_type", "")
+    config = PreTrainedConfig.from_dict({"_name_or_path": str(directory)})
+    vars(config).update({name: fields.get(name, "") for name in ("model_type", "model_name")})
     return {"config": config}
