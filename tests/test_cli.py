@@ -46,6 +46,7 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["train", "demo", "--seed", "1"], "did you mean --run.seed?"),
         (["train", "demo", "--learner-max-steps", "1"], "did you mean --learner.max_steps?"),
         (["train", "demo", "learner.max_steps=1"], "are given as --learner.max_steps VALUE"),
+        (["train", "demo", "actor.clip_ratio_high=1"], "are given as --learner.epsilon_high VALUE"),
         (["train", "demo", "--learner", "{}"], "its fields are given as --learner.FIELD VALUE"),
         (["train", "demo", "--dry-run", "plan"], "did you mean --dry-run=plan?"),
         (["resume", "x", "--dry-run"], "--dry-run: there is no such argument; it is an option of"),

@@ -165,7 +165,7 @@ def _hint(
     if not option.startswith("-"):
         if name == "plan" and getattr(args, "dry_run", None):
             return "; did you mean --dry-run=plan?"
-        path = fields.path_named(name, section)
+        path = fields.path_named(name, section) or fields.path_named(name.rpartition(".")[2])
         if "=" in given or path is not None:
             return f"; fields are given as --{path or 'section.field'} VALUE"
         recipe = getattr(args, "recipe", None)

@@ -183,22 +183,47 @@ def only_path(name: str, where: str) -> str:
 
 
 _OTHER_NAMES = {
-    "learning_rate": "lr", "lr_scheduler_type": "lr_scheduler", "warmup_steps": "warmup",
+    "learning_rate": "lr", "lr_scheduler_type": "lr_scheduler warmup_style lr_decay_style",
+    "warmup_steps": "warmup lr_warmup_steps lr_warmup_iters",
     "min_lr_rate": "min_lr min_lr_ratio lr_scheduler_kwargs",
-    "groups_per_batch": "bs batch_size train_batch_size per_device_train_batch_size",
-    "max_steps": "epochs num_epochs num_train_epochs steps num_steps total_steps",
-    "max_completion_length": "max_tokens max_new_tokens max_length max_response_length",
-    "num_generations": "group_size num_samples", "temperature": "temp", "weight_decay": "wd",
-    "beta": "kl kl_coef kl_loss_coef", "epsilon": "clip_range clip_ratio",
-    "max_grad_norm": "grad_clip", "num_ranks": "num_gpus gpus", "max_staleness": "async_level",
-    "data.source": "dataset dataset_name train_file", "model.name": "model_path model_name_or_path",
-    "reward.functions": "reward_funcs reward_fn", "output_dir": "output out save_dir",
-    "report_to": "logger wandb", "project": "project_name wandb_project", "tags": "wandb_tags",
+    "groups_per_batch": "bs batch_size train_batch_size per_device_train_batch_size "
+    "rollout_batch_size num_prompts_per_step",
+    "max_steps": "epochs num_epochs num_train_epochs steps num_steps total_steps max_num_steps "
+    "total_training_steps total_train_steps total_epochs total_train_epochs max_epochs num_rollout",
+    "max_completion_length": "max_tokens max_new_tokens max_length max_response_length "
+    "max_completion_tokens max_generate_length rollout_max_response_len",
+    "num_generations": "group_size num_samples n n_samples n_samples_per_prompt "
+    "num_generations_per_prompt",
+    "temperature": "temp rollout_temperature", "weight_decay": "wd",
+    "algorithm": "adv_estimator advantage_estimator", "loss_type": "loss_agg_mode loss_reduction",
+    "beta": "kl kl_coef kl_loss_coef kl_ctl reference_policy_kl_penalty",
+    "epsilon": "clip_range clip_ratio clip_ratio_low eps_clip eps_clip_low ratio_clip_min",
+    "epsilon_high": "clip_ratio_high eps_clip_high eps_clip_higher ratio_clip_max",
+    "dual_clip": "clip_ratio_c eps_clip_c c_clip ratio_clip_c", "entropy_coef": "entropy_coeff",
+    "num_iterations": "ppo_epochs update_epochs_per_batch", "num_minibatches": "ppo_n_minibatches "
+    "ppo_mini_batch_size policy_mini_batch_size global_batch_size train_global_batch_size",
+    "max_grad_norm": "grad_clip gradient_clipping clip_grad", "num_ranks": "num_gpus gpus",
+    "max_staleness": "async_level max_head_offpolicyness max_off_policy_steps "
+    "max_trajectory_age_steps",
+    "data.source": "dataset dataset_name train_file train_files train_data prompt_data",
+    "data.eval_source": "val_files val_data eval_dataset eval_prompt_data",
+    "prompt_column": "prompt_key input_key", "model.name": "model_path model_name_or_path "
+    "hf_checkpoint", "reward.functions": "reward_funcs reward_fn rm_type custom_rm_path remote_url "
+    "custom_reward_function",
+    "output_dir": "output out save_dir", "report_to": "logger wandb",
+    "project": "project_name wandb_project", "tags": "wandb_tags",
     "entity": "wandb_entity wandb_org", "run_group": "wandb_group wandb_run_group",
-    "save_steps": "save_freq", "eval_steps": "eval_freq",
+    "save_steps": "save_freq save_interval ckpt_interval save_period",
+    "eval_steps": "eval_freq test_freq eval_interval val_period",
 }  # fmt: skip
 USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 """Other trainers' names for fields; suggested in messages, never accepted."""
+
+OF_OTHERS = {
+    "actor_rollout_ref": "verl", "gconfig": "AReaL", "orchestrator": "prime-rl", "grpo": "NeMo-RL",
+    "generator": "SkyRL",
+}  # fmt: skip
+"""Sections by which other trainers' configurations are known."""
 
 
 def path_named(name: str, section: str = "") -> str | None:
@@ -243,6 +268,10 @@ def message(details: dict[str, Any], origin: Origin) -> str:
     place = origin.place(path)
     mistake, given = details["type"], brief(details["input"])
     if mistake == "extra_forbidden":
+        if below := sorted(name for name in origin.overridden if name.startswith(f"{path}.")):
+            return "; ".join(
+                f"--{each}: there is no such field{nearest_field(each)}" for each in below
+            )
         return f"{place}: there is no such field (given {given}){nearest_field(path)}"
     if mistake == "missing":
         return f"{place}: is missing"

@@ -74,6 +74,11 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     values = {} if node is None else values
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
+    if theirs := next((name for name in fields.OF_OTHERS if name in values), None):
+        raise UserError(
+            f"{where}: is a configuration of {fields.OF_OTHERS[theirs]} (it has the section "
+            f"{theirs!r}); docs/from-others.md has the names of its fields here"
+        )
     # A section whose lines are all commented out is null in YAML, and means its defaults. The copy
     # through JSON separates values that YAML aliases share, so that an override changes only one.
     given = {key: v for key, v in values.items() if v is not None or not _is_section(key)}
@@ -187,8 +192,17 @@ def _locate(recipe_or_file: str) -> Path:
         raise UserError(
             f"{recipe_or_file}: is not YAML; rewards are given as --reward {path}:FUNCTION"
         )
+    if path.is_file() and path.suffix == ".toml":
+        raise UserError(
+            f"{recipe_or_file}: is TOML, and a configuration is YAML; docs/from-others.md has the "
+            "names of prime-rl's fields here"
+        )
     if path.exists():
         return path
+    name, is_given, _ = recipe_or_file.partition("=")
+    if is_given and fields.is_field_like(name):
+        hint = "" if name in fields.field_paths() else fields.nearest_field(name)
+        raise UserError(f"{recipe_or_file}: a field is given as --{name} VALUE{hint}")
     names = list_recipes()
     hint = suggestion(recipe_or_file, names)
     if "/" in recipe_or_file and path.suffix not in (".yaml", ".yml"):

@@ -24,6 +24,9 @@ Message = dict[str, Any]
 
 _TIMES = (datetime.datetime, datetime.date, datetime.time)
 
+_MEDIA = "images", "videos", "audios"
+"""Columns, by verl's and TRL's names, of what a prompt shows beside text."""
+
 RESERVED = frozenset({"prompts", "completions", "completion_ids"})
 """Arguments of every reward function, which no column may be named."""
 
@@ -59,6 +62,11 @@ def _checked(index: int, row: Row, prompt_column: str) -> Prompt:
             f"holds the prompt{nearest(prompt_column, values)}"
         )
     prompt = _prompt(values.pop(prompt_column), f"{row.where}: column {prompt_column!r}")
+    if shows := next((n for n in _MEDIA if isinstance(values.get(n), list) and values[n]), None):
+        raise UserError(
+            f"{row.where}: column {shows!r} holds {shown(values[shows])}, and the policy reads "
+            "text only; leave the column out"
+        )
     columns = {}
     for name, value in _with_ground_truth(values, row.where).items():
         if name in RESERVED:
@@ -128,17 +136,20 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Copy verl's column `reward_model.ground_truth` to `ground_truth`, where rewards find it."""
-    nested = values.get("reward_model")
-    if not isinstance(nested, dict) or "ground_truth" not in nested:
-        return values
-    truth = nested["ground_truth"]
-    if "ground_truth" in values and values["ground_truth"] != truth:
-        raise UserError(
-            f"{where}: columns 'ground_truth' and 'reward_model.ground_truth' differ: "
-            f"{shown(values['ground_truth'])} and {shown(truth)}"
-        )
-    return values | {"ground_truth": truth}
+    """Copy `ground_truth` of verl's column `reward_model`, or SkyRL's `reward_spec`, to a column
+    `ground_truth`, where rewards find it."""
+    for column in ("reward_model", "reward_spec"):
+        nested = values.get(column)
+        if not isinstance(nested, dict) or "ground_truth" not in nested:
+            continue
+        truth = nested["ground_truth"]
+        if "ground_truth" in values and values["ground_truth"] != truth:
+            raise UserError(
+                f"{where}: columns 'ground_truth' and '{column}.ground_truth' differ: "
+                f"{shown(values['ground_truth'])} and {shown(truth)}"
+            )
+        values = values | {"ground_truth": truth}
+    return values
 
 
 def kind_of(names: Sequence[str], columns: Mapping[str, Any], where: str) -> int:

@@ -84,7 +84,9 @@ def _kind(config: EnvironmentClass, functions: dict[str, Callable[..., Any]]) ->
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             raise UserError(f"{where}: raised {described(error)}") from None
     if not callable(getattr(cls, "reset", None)):
-        raise UserError(f"{where}: it has no method `reset`")
+        raise UserError(
+            f"{where}: it has no method `reset` (docs/from-others.md wraps SkyRL's and NeMo-RL's)"
+        )
     if callable(getattr(cls, "step", None)):
         if cls.step is Environment.step:
             raise UserError(f"{where}: it defines no `step`")

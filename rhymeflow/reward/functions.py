@@ -31,7 +31,15 @@ TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 """TRL's arguments that come neither from the data nor from the responses."""
 
 ABSENT = ("data_source", "extra_info")
-"""Arguments that verl always passes; they are None if the data has no such columns."""
+"""Arguments that verl always passes; without such columns they are None and an empty mapping."""
+
+OF_OTHERS = {
+    "queries": "OpenRLHF",
+    "prompt_ids": "AReaL",
+    "sample": "slime",
+    "data_sources": "verl",
+}
+"""Arguments by which other trainers' functions are known, and the trainers."""
 
 
 class NotAReward(Exception):  # noqa: N818 - it is what happened
@@ -88,7 +96,7 @@ class Judge:
         if _is_verl(self._takes.names):
             known = ("solution_str", *ABSENT, *config.options)
             needed = [name for name in self._takes.needed if name not in known]
-            self._function = _as_trl_calls(self._function, self._takes, config.options)
+            self._function = self._as_trl_calls(self._function, self._takes, config.options)
             self._takes = Arguments(self._function)  # of the wrapper, which takes any column
             self._takes.needed += needed
             self._adds = ("solution_str",)
@@ -152,10 +160,38 @@ class Judge:
             raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
         if (name := self._takes.missing(given)) is not None:
+            theirs = next((OF_OTHERS[each] for each in self._takes.names if each in OF_OTHERS), "")
             raise UserError(
                 f"reward function {self._name}: takes an argument {name!r}, and the data has "
                 f"no such column{nearest(name, set(columns))}"
+                + (theirs and f" (a function of {theirs}'s? docs/from-others.md wraps it)")
             )
+
+    def _as_trl_calls(
+        self, function: Callable[..., Any], takes: Arguments, options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """Wrap verl's function for TRL's arguments. Of a dictionary that it returns, `score` is the
+        reward; the rest is logged, numbers as metrics."""
+        known = {*takes.names, *ABSENT}
+
+        async def score(completions: list[Any], **columns: Any) -> list[Any]:
+            results = []
+            for number, completion in enumerate(completions):
+                row = {name: each[number] for name, each in columns.items() if name in known}
+                row = {"data_source": None, **row, "extra_info": row.get("extra_info") or {}}
+                arguments = {**takes.chosen(row), **options, "solution_str": content(completion)}
+                result = function(**arguments)
+                result = await result if inspect.isawaitable(result) else result
+                results.append(result if isinstance(result, dict) else {"score": result})
+            for name in {name: None for each in results for name in each if name != "score"}:
+                values = [_sendable(each.get(name)) for each in results]
+                self.logged.log_extra(name, values)
+                for value in values:
+                    if isinstance(value, int | float) and math.isfinite(value):
+                        self.logged.log_metric(name, value)
+            return [each["score"] for each in results]
+
+        return score
 
 
 async def _awaited(result: Any) -> Any:
@@ -164,25 +200,6 @@ async def _awaited(result: Any) -> Any:
 
 def _is_verl(names: Collection[str]) -> bool:
     return "solution_str" in names and "ground_truth" in names and "completions" not in names
-
-
-def _as_trl_calls(
-    function: Callable[..., Any], takes: Arguments, options: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Wrap verl's function for TRL's arguments. If it returns a dictionary, its `score` counts."""
-    always = takes.chosen(dict.fromkeys(ABSENT))
-
-    async def score(completions: list[Any], **columns: Any) -> list[Any]:
-        rewards = []
-        for number, completion in enumerate(completions):
-            row = {name: values[number] for name, values in columns.items() if name in takes.names}
-            arguments = {**always, **row, **options, "solution_str": content(completion)}
-            result = function(**arguments)
-            result = await result if inspect.isawaitable(result) else result
-            rewards.append(result["score"] if isinstance(result, dict) else result)
-        return rewards
-
-    return score
 
 
 def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) -> dict[str, Any]:

@@ -216,7 +216,9 @@ MISTAKES = {
     "a weight that is none": ("reward: {functions: [{function: a.b, weight: .inf}]}", {}, ["f.yaml:1: reward.functions.0.weight: ", "finite"]),
     "unknown field": ("learner:\n  learning_rte: 3", {}, ["f.yaml:2: learner.learning_rte", "given 3", "did you mean learner.learning_rate?"]),
     "field of another section": ("learner: {num_generations: 3}", {}, ["f.yaml:1: ", "did you mean rollout.num_generations?"]),
-    "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner?"]),
+    "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner.beta?"]),
+    "verl's fields": ("", {"actor_rollout_ref.actor.clip_ratio_high": "0.28", "algorithm.adv_estimator": "grpo"}, ["--actor_rollout_ref.actor.clip_ratio_high: there is no such field; did you mean learner.epsilon_high?; --algorithm.adv_estimator: there is no such field; did you mean learner.algorithm?"]),
+    "AReaL's file": ("gconfig: {n_samples: 4}\nactor: {eps_clip: 0.4}", {}, ["f.yaml: is a configuration of AReaL (it has the section 'gconfig'); docs/from-others.md has the"]),
     "empty section that is none": ("learnr:\n  # beta: 1", {}, ["f.yaml:1: learnr", "did you mean learner?"]),
     "null in place of a name": ("name:\nruntime:", {}, ["f.yaml:1: name: given null"]),
     "field without its section": ("beta: 1", {}, ["f.yaml:1: beta", "did you mean learner.beta?"]),
@@ -312,10 +314,14 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     assert list_recipes() == {"demo": "A demon- stration."}
     assert read_config("demo").name == "demo"
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    (tmp_path / "rl.toml").write_text("max_steps = 20\n[orchestrator]\nbatch_size = 128\n")
     for name, said in {
         "dmo": "did you mean demo? (recipes: demo)",
         str(tmp_path): "is a directory",
         str(tmp_path / "latin.yaml"): "latin.yaml: cannot be read",
+        str(tmp_path / "rl.toml"): "is TOML, and a configuration is YAML; docs/from-others.md has",
+        "learner.beta=1": "a field is given as --learner.beta VALUE",
+        "trainer.save_freq=5": "a field is given as --trainer.save_freq VALUE; did you mean run.sa",
     }.items():
         assert said in refusal(read_config, name)
 

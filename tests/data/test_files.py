@@ -76,6 +76,11 @@ def test_verl_rows_give_ground_truth_as_a_column(tmp_path):
     assert train[0].columns == columns | {"ground_truth": "2"}
     contradiction = jsonl(tmp_path / "b.jsonl", [row | {"ground_truth": "3"}])
     assert "'ground_truth' and 'reward_model.ground_truth' differ" in refused(contradiction)
+    of_skyrl = {"prompt": "1+1", "reward_spec": {"method": "rule", "ground_truth": "2"}}
+    train, _ = load(jsonl(tmp_path / "c.jsonl", [of_skyrl | {"images": []}]))
+    assert train[0].columns["ground_truth"] == "2"
+    shown = jsonl(tmp_path / "d.jsonl", [of_skyrl | {"images": [{"path": "a.png"}]}])
+    assert "d.jsonl:1: column 'images' holds list [{'path': 'a.png'}], and the" in refused(shown)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,13 @@ def test_a_column_is_not_replaced_by_an_argument(function, column, is_replaced):
 OF_VERL = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, factor=1.0):
     assert data_source in (None, "gsm")
-    return {"score": factor * (solution_str == ground_truth), "acc": 1}
+    is_right = solution_str == ground_truth
+    return {"score": factor * is_right, "acc": is_right, "pred": solution_str}
+
+
+def known(solution_str, ground_truth, **kwargs):
+    kwargs["extra_info"]["seen"] = kwargs["data_source"]
+    return float(kwargs == {"data_source": "gsm", "extra_info": {"seen": "gsm"}})
 
 
 async def later(data_source, solution_str, ground_truth, extra_info, **kwargs):
@@ -223,7 +229,12 @@ def test_functions_with_verls_signature_work_by_name(tmp_path):
     assert judged(score, ["4", "5"], columns | {"data_source": "gsm"}, factor=3.0) == [3, 0]
     more = {"ground_truth": "5", "extra_info": {"bonus": 2}}
     assert judged(later, ["4", "5"], more) == [2.0, 3.0]
+    known = f"{tmp_path}/score.py:known"  # by `**` it is given what verl gives
+    assert judged(known, ["4", "5"], columns | {"data_source": "gsm", "extra_info": None}) == [1, 1]
     judge = Judge(RewardFunction(function=score))
+    assert judged(judge, ["4", "5"], columns) == [1.0, 0.0]
+    assert judge.logged.metrics == [("acc", 1.0), ("acc", 0.0)]
+    assert judge.logged.extra == {"acc": [True, False], "pred": ["4", "5"]}
     judge.check_columns(["ground_truth"])
     with pytest.raises(UserError, match="takes an argument 'ground_truth'"):
         judge.check_columns(["answer"])
