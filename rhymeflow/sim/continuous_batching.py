@@ -295,8 +295,7 @@ class ContinuousBatch:
         """Admit waiting responses that fit, and return the next decode span; None: nothing runs."""
         if not self._make_room():
             self._admit()
-        taken = self._cached + self._owed + self._num_decoding
-        self._forget_kept(self.hardware.kv_capacity - taken)
+        self._forget_kept(self._room)
         return self._next_decode_span(now) if self.running else None
 
     def end(self, iterations: int, version: Version) -> list[Response]:
@@ -321,6 +320,12 @@ class ContinuousBatch:
         return ended
 
     # -- inside ------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> float:
+        """Tokens that the cache has room for beside one for each that decodes."""
+        taken = self._cached + self._owed + self._num_decoding
+        return self.hardware.kv_capacity - taken
 
     def _forget_kept(self, room: float) -> None:
         """Evict kept caches until they fit into `room` tokens."""
@@ -361,21 +366,21 @@ class ContinuousBatch:
             more = cost.prefill_token * prefilled
             self.tally.prefilled += more
             return DecodeSpan(now, seconds + more, 0.0, 1)
-        room = int((self.hardware.kv_capacity - self._cached + ROUNDING) // growth)
-        assert room >= 1, "the next iteration does not fit"
-        iterations = min(room, *[b.iterations() for b in self._decode_batches if b.count])
+        left = self._room - sum(choice.drafted)  # beside what the next iteration puts in
+        fit = 1 + int((left + ROUNDING) // growth)
+        iterations = min(fit, *[b.iterations() for b in self._decode_batches if b.count])
         until = choice.until - ROUNDING
         if until < self._cached + growth * iterations:
             iterations = ceil((until - self._cached) / growth)
         return DecodeSpan(now, seconds, cost.k1 * growth, iterations)
 
     def _choose(self) -> Choice:
-        """Choose the drafts of the next iterations; none if they do not fit into the cache."""
-        drafts = self.hardware.drafts
+        """Choose the drafts of the next iteration, which have room in the cache until it is known
+        which are accepted."""
         counts = tuple([each.count for each in self._decode_batches])
-        choice = drafts.choose(counts, self._cached)
-        if self._cached + self._owed + choice.generated > self.hardware.kv_capacity + ROUNDING:
-            choice = drafts.none(counts)
+        room = int(self._room + ROUNDING)
+        assert room >= 0, "the next iteration does not fit"
+        choice = self.hardware.drafts.choose(counts, self._cached, room)
         for decode_batch, gain in zip(self._decode_batches, choice.gains, strict=True):
             decode_batch.gain = gain
         self._choice = choice
@@ -398,9 +403,8 @@ class ContinuousBatch:
 
     def _make_room(self) -> bool:
         """Preempt until the next iteration fits; return whether anything was preempted."""
-        capacity = self.hardware.kv_capacity
         preempted = False
-        while self._cached + self._owed + self._num_decoding > capacity + ROUNDING:
+        while self._room < -ROUNDING:
             assert len(self.running) > 1, "the cache does not hold one response"
             trajectory, admitted = self.running.popitem()
             if admitted.todo:

@@ -64,10 +64,13 @@ class Drafts:
         places = range(len(self._log_tokens))
         return min(places, key=lambda index: abs(self._log_tokens[index] - own))
 
-    def choose(self, counts: Counts, kv_tokens: float) -> Choice:
-        """Choose the drafts that generate most tokens per second."""
+    def choose(self, counts: Counts, kv_tokens: float, room: int) -> Choice:
+        """Choose the drafts that generate most tokens per second, of at most `room` tokens."""
         # A cache exactly at an edge is beyond it, however its sum of fractions was rounded.
-        return self._chosen(counts, bisect_right(self._edges, kv_tokens + ROUNDING))
+        choice = self._chosen(counts, bisect_right(self._edges, kv_tokens + ROUNDING))
+        if sum(choice.drafted) <= room:
+            return choice
+        return self._choice(counts, self._levels_of(counts), room, inf)
 
     def none(self, counts: Counts) -> Choice:
         """Return the choice without drafts."""
@@ -77,9 +80,12 @@ class Drafts:
         low = self._edges[band - 1] if band else 0.0
         until = self._edges[band] if band < len(self._edges) else inf
         kv_tokens = (low + until) / 2 if until < inf else low
-        levels = [level for level in self._levels if counts[level[1]]]
+        levels = self._levels_of(counts)
         size = self._best_size(counts, levels, kv_tokens)
         return self._choice(counts, levels, size, until)
+
+    def _levels_of(self, counts: Counts) -> list[tuple[float, int]]:
+        return [level for level in self._levels if counts[level[1]]]
 
     def _best_size(self, counts: Counts, levels: list[tuple[float, int]], kv_tokens: float) -> int:
         """Return how many nodes to draft of these levels, which are in order of probability."""

@@ -16,6 +16,7 @@ from rhymeflow.sim.drafts import BAND, NEW, RATES, Counts, Drafts, expected_rate
 from tests.sim.test_instance import COST
 
 CLASSES = 2
+ENOUGH = 1_000_000
 
 
 def choosing(cost: CostModel, max_draft: int) -> Drafts:
@@ -27,9 +28,10 @@ def generated(chance: float, drafted: int) -> float:
     return (1 - chance ** (drafted + 1)) / (1 - chance)
 
 
-def rate(drafts: Drafts, counts: Counts, kv_tokens: float) -> float:
+def rate(drafts: Drafts, counts: Counts, kv_tokens: float, room: int = ENOUGH) -> float:
     """Tokens a second as chosen."""
-    choice = drafts.choose(counts, kv_tokens)
+    choice = drafts.choose(counts, kv_tokens, room)
+    assert sum(choice.drafted) <= room
     tokens = sum(count * gain for count, gain in zip(counts, choice.gains, strict=True))
     return tokens / drafts.cost.iteration(sum(counts) + sum(choice.drafted), kv_tokens)
 
@@ -42,8 +44,12 @@ costs = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(costs, st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4))
-def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes):
+@given(
+    costs,
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=4),
+    st.integers(0, 8) | st.just(ENOUGH),
+)
+def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes, room):
     drafts = choosing(cost, 4)
     counts = tuple(classes.count(index) for index in range(CLASSES))
     best = max(
@@ -53,8 +59,9 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes):
         )
         / cost.iteration(len(classes) + sum(drafted), 0)
         for drafted in product(range(5), repeat=len(classes))
+        if sum(drafted) <= room
     )
-    assert rate(drafts, counts, 0) == pytest.approx(best)
+    assert rate(drafts, counts, 0, room) == pytest.approx(best)
 
 
 @given(st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), st.integers(0, 10_000))
@@ -63,15 +70,15 @@ def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens):
     exact = choosing(replace(COST, k1=0.0, k4=COST.k4 + 1e-5 * kv_tokens), 4)
     ours = rate(drafts, counts, kv_tokens)
     assert ours >= rate(exact, counts, 0) * (1 - BAND / 10)
-    until = drafts.choose(counts, kv_tokens).until
+    until = drafts.choose(counts, kv_tokens, ENOUGH).until
     assert until > kv_tokens
-    assert drafts.choose(counts, min(until - 2 * ROUNDING, 1e9)).until == until
+    assert drafts.choose(counts, min(until - 2 * ROUNDING, 1e9), ENOUGH).until == until
     if until < inf:
-        assert drafts.choose(counts, until - ROUNDING / 2).until > until
+        assert drafts.choose(counts, until - ROUNDING / 2, ENOUGH).until > until
 
 
 def test_gains_are_those_of_the_drafts():
-    choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3), 100)
+    choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3), 100, ENOUGH)
     assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5)))
     assert choice.generated == pytest.approx(2 * generated(0.3, 5) + 3 * generated(0.7, 5))
     assert choice.drafted == (10, 15)
@@ -83,7 +90,7 @@ def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay
     for seconds, is_drafted in ((1e-5, True), (1.0, False)):
         drafts = Drafts(COST, max_draft=4, kv_capacity=10_000, search_seconds=seconds)
         counts = (0,) * (len(RATES) - 1) + (3,)
-        choice = drafts.choose(counts, 100)
+        choice = drafts.choose(counts, 100, ENOUGH)
         assert (sum(choice.drafted) > 0) == is_drafted
         assert choice.searching == (3 * seconds if is_drafted else 0.0)
 
