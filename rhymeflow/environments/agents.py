@@ -288,11 +288,9 @@ class Agents:
         lines: list[bytes] = []
         while (data := self._out.read(1 << 16)) is not None:
             if not data:
-                assert self._launcher is not None
-                how = child.how_it_ended(self._launcher.wait())
                 if lines:
                     break
-                raise UserError(f"environment.agent: the process that starts it ended {how}")
+                raise self._gone()
             *whole, self._received = (self._received + data).split(b"\n")
             lines += whole
         return [json.loads(line) for line in lines]
@@ -301,8 +299,18 @@ class Agents:
         assert self._launcher is not None, "not started"
         assert self._launcher.stdin is not None
         message = memoryview(msgspec.json.encode(job) + b"\n")
-        while message:
-            message = message[self._launcher.stdin.write(message) :]
+        try:
+            while message:
+                message = message[self._launcher.stdin.write(message) :]
+        except BrokenPipeError:  # for the worker it would be the controller's end
+            raise self._gone() from None
+
+    def _gone(self) -> UserError:
+        """Return the error that the launcher has ended. A program can kill it."""
+        assert self._launcher is not None, "not started"
+        how = child.how_it_ended(self._launcher.wait())
+        where = f"what was printed is in {self._log}"
+        return UserError(f"environment.agent: the process that starts it ended {how}; {where}")
 
     def _begin(self, task: AgentTask) -> None:
         episode, token, id = task.episode, secrets.token_urlsafe(16), next(self._ids)

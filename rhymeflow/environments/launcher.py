@@ -38,23 +38,29 @@ def main() -> None:
     `commanded` makes the program, and of what."""
     [(make, of)] = json.loads(sys.argv[1]).items()
     del sys.path[0]  # where this file is: its neighbours are no modules of the program
+    # What the program reads and prints, as it is imported too, is not what is said here; and what
+    # it starts does not inherit these two, by whose end it is known that this process has ended.
+    heard, says = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - for all that it runs
     try:
         makes: dict[str, Any] = {"call": loaded, "play": played, "command": commanded}
         program = makes[make](of)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         traceback.print_exc()
-        say({"failed": described(error)})
+        say(says, {"failed": described(error)})
         return
-    say({"failed": None})
+    say(says, {"failed": None})
     socket.getaddrinfo("127.0.0.1", 0)  # loads what each fork would load when it connects
     gc.freeze()  # a collection in a fork would copy all that is here
     with tempfile.TemporaryDirectory(prefix="rhymeflow-agent-") as directory:
-        Launcher(program, directory).serve()
+        Launcher(program, directory, heard, says).serve()
 
 
-def say(line: Job) -> None:
-    """Write a line to standard output, which nothing else may write to."""
-    os.write(1, json.dumps(line).encode() + b"\n")
+def say(says: int, line: Job) -> None:
+    """Write a line to a pipe."""
+    os.write(says, json.dumps(line).encode() + b"\n")
 
 
 def described(error: BaseException) -> str:
@@ -134,9 +140,13 @@ def commanded(command: list[str]) -> Callable[[Job, str], Any]:
 
 
 def clients(base_url: str) -> dict[str, str]:
-    """Return variables by which OpenAI's and Anthropic's clients know where the policy is."""
+    """Return variables by which OpenAI's and Anthropic's clients know where the policy is, and that
+    no proxy leads there."""
     keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), "none")
     anthropic = base_url[: -len("/v1")]  # its clients append that
+    host = base_url.split("/")[2].partition(":")[0]
+    for name in ("NO_PROXY", "no_proxy"):
+        keys[name] = ",".join(filter(None, [os.environ.get(name), host]))
     return {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": anthropic, **keys}
 
 
@@ -150,10 +160,14 @@ def checked(value: Any) -> float | None:
 
 
 class Launcher:
-    """The programs that run, by process; each leads a process group."""
+    """The programs that run, by process; each leads a process group. Jobs come from the pipe
+    `heard`, and go with their results to `says`."""
 
-    def __init__(self, program: Callable[[Job, str], Any], directory: str) -> None:
+    def __init__(
+        self, program: Callable[[Job, str], Any], directory: str, heard: int, says: int
+    ) -> None:
         self._program, self._directory = program, directory
+        self._heard, self._says = heard, says
         self._running: dict[int, tuple[Job, int]] = {}
         """By process: its job, and the pipe that the program's result comes from."""
         self._parent = os.getpid()
@@ -164,7 +178,7 @@ class Launcher:
         """Groups with what importing the program has started, which all runs may use."""
 
     def serve(self) -> None:
-        """Start and end programs until standard input closes; then end all."""
+        """Start and end programs until `heard` closes; then end all."""
         woken, wakes = os.pipe()
         for end in (woken, wakes):
             os.set_blocking(end, False)
@@ -174,7 +188,8 @@ class Launcher:
         received = b""
         try:
             while True:
-                ready, _, _ = select.select([0, woken], [], [], 1.0 if self._running else None)
+                ends = [self._heard, woken]
+                ready, _, _ = select.select(ends, [], [], 1.0 if self._running else None)
                 if os.fstat(2).st_size > MOST_PRINTED:
                     os.ftruncate(2, 0)
                     print("What programs had printed was too much, and is gone.", file=sys.stderr)
@@ -182,8 +197,8 @@ class Launcher:
                     os.read(woken, 4096)
                     self._reap()
                     self._end_orphans()
-                if 0 in ready:
-                    if not (data := os.read(0, 1 << 16)):
+                if self._heard in ready:
+                    if not (data := os.read(self._heard, 1 << 16)):
                         return
                     *lines, received = (received + data).split(b"\n")
                     for line in lines:
@@ -224,6 +239,7 @@ class Launcher:
     def _run(self, job: Job, writes: int) -> None:
         """Be the program; never returns."""
         said: Job = {"error": "ended without a result"}
+        program = os.getpid()
         try:
             os.setpgid(0, 0)
             if self._prctl is not None:
@@ -233,17 +249,21 @@ class Launcher:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(2, 1)  # what it prints goes to the log
+            for end in (self._heard, self._says):
+                os.close(end)
             os.environ.update(clients(job["base_url"]))
             said = {"value": checked(self._program(job, self._reward_file(job["id"])))}
         except BaseException as error:  # noqa: BLE001 - a program may raise anything
             traceback.print_exc()
             said = {"error": f"raised {described(error)}"}
         finally:
-            sys.stderr.flush()
-            os.write(writes, json.dumps(said).encode())
-            os._exit(0)
+            try:
+                if os.getpid() == program:  # else it is a fork of the program's own
+                    os.write(writes, json.dumps(said).encode())
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(0)
 
     def _reap(self) -> None:
         """Say how the programs ended that have, and leave no dead process that this one inherited,
@@ -262,7 +282,7 @@ class Launcher:
             said = b""
         os.close(result)
         ending = json.loads(said) if said else self._ending(job["id"], status)
-        say({"id": job["id"], **ending})
+        say(self._says, {"id": job["id"], **ending})
 
     def _ending(self, id: int, status: int) -> Job:
         """Return the result of a program that left none in the pipe: of a command, of what died."""

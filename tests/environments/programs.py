@@ -96,6 +96,9 @@ async def misbehaves(base_url, row, seed):  # noqa: C901 - a table
             os._exit(3)
         case "die":
             os.kill(os.getpid(), 9)
+        case "kill its launcher":
+            ask(base_url, begin)
+            os.kill(os.getppid(), 9)
         case "hang":
             ask(base_url, begin)
             time.sleep(1000)

@@ -476,6 +476,18 @@ def test_what_a_program_does_wrong_is_an_error_and_no_reward(playing, does, said
     assert told.partition("; what it printed is in ")[0] == f"the agent of 3.1 {said}"
 
 
+def test_a_program_that_kills_its_launcher_ends_the_run_by_name(playing, tmp_path):
+    """Whether that is noticed when it says nothing more or when it is told something."""
+    play = playing("misbehaves")
+    said = rf"the process that starts it ended \(killed by SIGKILL\); .* is in {tmp_path / 'log'}"
+    play.begin(does="kill its launcher")
+    play.answer(play.called(), f"x{END}")
+    with pytest.raises(UserError, match=said):
+        play.next()
+    with pytest.raises(UserError, match=said):
+        play.begin("3.2")
+
+
 def test_a_program_that_does_not_call_is_given_up(playing):
     play = playing("misbehaves", idle_timeout=0.5)
     said = play.episode(lambda n: f"x{END}", does="hang")
@@ -545,12 +557,20 @@ def test_what_a_program_has_started_ends_with_it_and_so_does_what_is_dropped(pla
 
 
 def test_what_importing_a_program_has_started_goes_on(tmp_path):
+    """Whatever it prints then, and each run, is in the log, and nothing that it starts keeps the
+    launcher's pipes open."""
     file, log = tmp_path / "agent.py", tmp_path / "log"
     file.write_text(
-        "import os\n"
+        "import os, sys\n"
         "from subprocess import Popen\n"
+        "print('imported', sys.stdin.read(), flush=True)\n"
         "own = [Popen(['sleep', '60'], start_new_session=each) for each in (False, True)]\n"
         "def agent(base_url, seed):\n"
+        "    print('runs')\n"
+        "    if os.fork() == 0:\n"
+        "        return 'of a fork'\n"
+        "    os.wait()\n"
+        "    sys.stderr.close()\n"
         "    return seed + sum(os.path.exists(f'/proc/{each.pid}') for each in own)\n"
     )
     command = [sys.executable, launcher.__file__, json.dumps({"call": f"{file}:agent"})]
@@ -562,8 +582,13 @@ def test_what_importing_a_program_has_started_goes_on(tmp_path):
                 job = {"id": seed, "base_url": f"http://e/{seed}/v1", "row": {}, "seed": seed}
                 run.stdin.write(f"{json.dumps(job)}\n")
                 assert json.loads(run.stdout.readline()) == {"id": seed, "value": seed + 2.0}
+            started = descendants(run.pid)
+            os.kill(run.pid, signal.SIGKILL)
+            assert run.stdout.readline() == "", "its end is not seen"
+            printed = log.read_text()
+            assert (printed.count("imported \n"), printed.count("runs\n")) == (1, 2)
         finally:
-            for process in (*descendants(run.pid), run.pid):
+            for process in started:
                 os.kill(process, signal.SIGKILL)
 
 
@@ -595,8 +620,11 @@ def test_a_function_that_cannot_be_used_is_refused(tmp_path, agent, said):
         Agents(config, tokenizer(None), tmp_path / "log", LOOPBACK)
 
 
-def test_the_clients_of_openai_and_anthropic_work_unchanged(playing):
-    """With the base URL that the program is given, or with what is in its environment."""
+def test_the_clients_of_openai_and_anthropic_work_unchanged(playing, monkeypatch):
+    """With the base URL that the program is given, or with what is in its environment, and where
+    other addresses are reached through a proxy."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "elsewhere.org")
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")
     play = playing("official_clients")
