@@ -226,6 +226,21 @@ def test_a_group_whose_program_is_lost_begins_again_wherever_it_was():
     assert not any(isinstance(each, c.Drop) for each in told)
 
 
+def test_an_agents_next_call_is_answered_before_others_first_calls():
+    """Else all of them are between two calls at once, and few caches are kept so long."""
+    coordinator, told = begun(groups=3, num_generations=1, instances=(("a", 1),))
+    for group in range(3):  # their programs begin
+        assert routes(told) == [(f"{group}.0", "a")]
+        told = tell(coordinator, e.TurnEnded(TrajectoryId(group, 0), "a", 1, 0))
+    first, second, third = (TrajectoryId(group, 0) for group in range(3))
+    calls = [e.Observed(each, 1, 0) for each in (first, second, third)]
+    assert routes(tell(coordinator, *calls)) == [("0.0", "a")]
+    told = tell(coordinator, e.TurnEnded(first, "a", 2, 7, 5), e.Observed(first, 2, 7))
+    assert routes(told) == [("0.0", "a")]
+    told = tell(coordinator, e.TurnEnded(first, "a", 3, 9), e.EpisodeEnded(first, 3, "stop"))
+    assert routes(told) == [("1.0", "a")]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_stuck_group_is_trained_on_as_far_as_it_came(is_lost):
     coordinator, commands = stuck_mind(on_stuck="truncate")
