@@ -305,6 +305,24 @@ def surrogate(ratios, advantages, logprobs, config):
 
 def few(ratios):
     return ratios
+
+def raises(rewards, lengths):
+    return rewards - baseline
+
+def of_equals(rewards, lengths):
+    return (rewards - rewards.mean()) / rewards.std()
+
+def first(log_ratios, advantages, responses, config):
+    return log_ratios[:1].exp()
+
+def spread(log_ratios, advantages, responses, config):
+    return responses.mean(log_ratios / (responses.sum(log_ratios.abs()) - log_ratios.abs()))
+
+def one(ratios, advantages, logprobs, config):
+    return float((ratios * advantages).mean())
+
+def constant(ratios, advantages, logprobs, config):
+    return -ratios.detach() * advantages
 """
 
 
@@ -332,11 +350,18 @@ def test_a_users_advantages_are_one_number_for_each():
         ("surrogate", "FILE:few", "cannot be called as f(ratios, advantages, logprobs, config)"),
         ("advantage", "FILE:advantge", "there is no 'advantge' in it; did you mean advantage?"),
         ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
+        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:15)"),
+        ("advantage", "FILE:of_equals", "returned [nan, nan] for 2 rewards; give one finite"),
+        ("ratio", "FILE:first", "mine.py:first returned size [1], should be a tensor of size [4]"),
+        ("ratio", "FILE:spread", ", should be a finite number for each token"),
+        ("surrogate", "FILE:one", "mine.py:one returned float "),
+        ("surrogate", "FILE:constant", "returned losses without a gradient"),
     ],
 )
 def test_what_is_no_part_is_said(tmp_path, field, given, said):
     (tmp_path / "mine.py").write_text(OWN)
     config = learner_config(**{field: given.replace("FILE", str(tmp_path / "mine.py"))})
-    with pytest.raises(UserError) as error:
+    with np.errstate(all="ignore"), pytest.raises(UserError) as error:
         check_parts(config)
+    assert f"learner.{field}: " in str(error.value)
     assert said in str(error.value)

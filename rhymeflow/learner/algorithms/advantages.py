@@ -22,6 +22,7 @@ import numpy as np
 from rhymeflow.core.spread import STD_EPSILON, is_flat, normalized_sum
 from rhymeflow.errors import UserError
 from rhymeflow.utils.user_modules import named_or_own
+from rhymeflow.utils.user_values import described
 
 if TYPE_CHECKING:
     from rhymeflow.config import LearnerConfig
@@ -152,11 +153,15 @@ def group_advantages(
     std_N = np.empty_like(reward_N)
     for members in _members(groups):
         group = reward_N[members]
-        found_G = np.asarray(estimator(group, length_N[members]), dtype=np.float64)
+        where = f"learner.advantage: {getattr(estimator, '__name__', estimator)}"
+        try:
+            found_G = np.asarray(estimator(group, length_N[members]), dtype=np.float64)
+        except Exception as error:
+            raise UserError(f"{where} raised {described(error)}") from error
         if found_G.shape != group.shape or not np.isfinite(found_G).all():
             raise UserError(
-                f"learner.advantage: {getattr(estimator, '__name__', estimator)} returned "
-                f"{found_G.tolist()} for {len(group)} rewards; give one finite number for each"
+                f"{where} returned {found_G.tolist()} for {len(group)} rewards; give one finite "
+                "number for each"
             )
         centred_N[members] = found_G
         std_N[members] = 0.0 if is_flat(group.tolist()) else group.std(ddof=1)

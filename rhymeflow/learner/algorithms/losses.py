@@ -41,8 +41,9 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
+from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms import corrections
-from rhymeflow.learner.algorithms.advantages import estimator_of
+from rhymeflow.learner.algorithms.advantages import estimator_of, group_advantages
 from rhymeflow.learner.algorithms.surrogates import (
     Responses,
     bounded,
@@ -112,10 +113,21 @@ def step_scale(
 
 
 def check_parts(config: LearnerConfig) -> None:
-    """Raise `UserError` if the configuration names a part that there is not."""
-    estimator_of(config.advantage)
-    ratio_of(config.ratio)
-    surrogate_of(config.surrogate)
+    """Raise `UserError` if the configuration names a part that there is not, or one of a user does
+    not give made-up responses what it should."""
+    group_advantages([0.0, 1.0, 2.0, 2.0], [0, 0, 1, 1], "none", estimator_of(config.advantage))
+    logprob_R = torch.tensor([-1.0, -2.0, -0.1, -0.5], requires_grad=True)
+    behaviour_R, advantage_R = torch.full((4,), -0.9), torch.tensor([1.0, -1.0, -1.0, -1.0])
+    ratio = ratio_of(config.ratio)
+    ratio_R = ratio(logprob_R - behaviour_R, advantage_R, Responses((1, 3)), config)
+    loss_R = surrogate_of(config.surrogate)(ratio_R, advantage_R, logprob_R, config)
+    for field, value_R in (("ratio", ratio_R), ("surrogate", loss_R)):
+        if not value_R.isfinite().all():
+            where, found = f"learner.{field}: {getattr(config, field)}", value_R.tolist()
+            raise UserError(f"{where} returned {found}, should be a finite number for each token")
+    if not loss_R.requires_grad:
+        where = f"learner.surrogate: {config.surrogate}"
+        raise UserError(f"{where} returned losses without a gradient, so nothing would be learnt")
 
 
 def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:

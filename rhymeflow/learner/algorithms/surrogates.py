@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
-from rhymeflow.utils.user_modules import named_or_own
+from rhymeflow.errors import UserError
+from rhymeflow.utils.user_modules import Rule, named_or_own
+from rhymeflow.utils.user_values import described, shown
 
 MOST_LOG_RATIO = 20.0  # greatest log-ratio, and negated the least; exp(20) is 5e8
 
@@ -159,12 +162,30 @@ SURROGATES: Mapping[str, Surrogate] = {
 @cache
 def ratio_of(name: str) -> Ratio:
     """Return `learner.ratio`. Raises `UserError` if there is no such ratio."""
-    takes = "log_ratios, advantages, responses, config"
-    return named_or_own("learner.ratio", name, RATIOS, takes)
+    return _rule("ratio", name, RATIOS, "log_ratios, advantages, responses, config")
 
 
 @cache
 def surrogate_of(name: str) -> Surrogate:
     """Return `learner.surrogate`. Raises `UserError` if there is no such surrogate."""
-    takes = "ratios, advantages, logprobs, config"
-    return named_or_own("learner.surrogate", name, SURROGATES, takes)
+    return _rule("surrogate", name, SURROGATES, "ratios, advantages, logprobs, config")
+
+
+def _rule(field: str, name: str, known: Mapping[str, Rule], takes: str) -> Rule:
+    """Return the rule of a name; what a user's returns is checked at each call."""
+    rule = named_or_own(f"learner.{field}", name, known, takes)
+    if name in known:
+        return rule
+
+    def call(of_R: Tensor, *others: Any) -> Tensor:
+        where = f"learner.{field}: {name}"
+        try:
+            value_R = rule(of_R, *others)
+        except Exception as error:
+            raise UserError(f"{where} raised {described(error)}") from error
+        if isinstance(value_R, Tensor) and value_R.shape == of_R.shape:
+            return value_R
+        size = f"size {[*value_R.shape]}" if isinstance(value_R, Tensor) else shown(value_R)
+        raise UserError(f"{where} returned {size}, should be a tensor of size {[*of_R.shape]}")
+
+    return call  # type: ignore[return-value]
