@@ -30,26 +30,20 @@ class RequestedPrompt(NamedTuple):
 
 
 class Queue:
-    """Trajectories that wait to be routed: partial ones by V_traj, oldest first; then new members
-    of admitted groups; then groups that are not admitted. Of one V_traj, agents that make their
-    first call come last: others have a cache, which is dropped if too many are between two calls.
-    """
+    """Trajectories that wait to be routed: partial ones by V_traj, oldest first, and agents' first
+    calls last; then new members of admitted groups; then groups that are not admitted."""
 
     def __init__(self) -> None:
         self.unadmitted: deque[GroupId] = deque()  # groups that are not admitted yet
         self.new: dict[TrajectoryId, None] = {}  # new members of admitted groups, in order
-        self._begun: dict[tuple[Version, bool], dict[TrajectoryId, None]] = {}
-        """By V_traj, and whether they come last."""
+        self._begun: dict[tuple[Version, bool], dict[TrajectoryId, None]] = {}  # with who is last
 
     def __bool__(self) -> bool:
         return bool(self.new or self._begun or self.unadmitted)
 
-    def put(
-        self, trajectory: TrajectoryId, version: Version | None, *, comes_last: bool = False
-    ) -> None:
+    def put(self, trajectory: TrajectoryId, version: Version | None, *, last: bool = False) -> None:
         """Add a trajectory started under `version`; None: a new one."""
-        levels = self._begun
-        level = self.new if version is None else levels.setdefault((version, comes_last), {})
+        level = self.new if version is None else self._begun.setdefault((version, last), {})
         level[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
@@ -64,13 +58,12 @@ class Queue:
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
         """Yield the trajectories that have started, with their V_traj, in order."""
-        for key in sorted(self._begun):
-            for trajectory in self._begun[key]:
-                yield key[0], trajectory
+        for version, last in sorted(self._begun):
+            yield from ((version, each) for each in self._begun[version, last])
 
     def lowest_version(self) -> Version | None:
         """Return the least V_traj of the trajectories that have started; None: there are none."""
-        return min(self._begun)[0] if self._begun else None
+        return min(self._begun, default=(None,))[0]
 
 
 class State:
@@ -259,13 +252,8 @@ class State:
         member = self.groups[trajectory.group].members[trajectory.member]
         if not member.apply(cause):
             return False
-        self.wait(trajectory, member)
+        self.queue.put(trajectory, member.version, last=member.turn > 0 and not member.length)
         return True
-
-    def wait(self, trajectory: TrajectoryId, member: Member) -> None:
-        """Queue a member that has started, with all that is stored of it."""
-        is_first_call = member.turn > 0 and not member.length
-        self.queue.put(trajectory, member.version, comes_last=is_first_call)
 
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
         """Truncate a waiting trajectory: what it has is its response."""

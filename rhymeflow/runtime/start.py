@@ -101,8 +101,9 @@ def claimed(
     config: Config, path: Path | None = None
 ) -> Iterator[tuple[Path, SqliteTrajectoryStore]]:
     """Claim the directory of a new run, by default the configured one; yield it and its store. If a
-    `UserError` ends the run before a step is trained on, the run's files are removed. Raises
-    `UserError` if the directory holds a run, another run begins there, or it cannot be created."""
+    `UserError` ends the run before a step is trained on, the run's files are removed, but for a log
+    that it names. Raises `UserError` if the directory holds a run, another run begins there, or it
+    cannot be created."""
     created: list[Path] = []
     before: set[Path] | None = None
     try:
@@ -110,10 +111,11 @@ def claimed(
         with one_line(path), closing(store):
             before = {f for f in path.rglob("*") if not f.name.startswith((EVENTS, LOCK))}
             yield path, store
-    except UserError:
+    except UserError as error:
         if path is not None and before is not None and not _was_trained(path):
+            named = {f for f in path.rglob("*") if str(f.absolute()) in str(error)}
             with suppress(UserError):
-                _remove(path, before)
+                _remove(path, before | named)
         remove_if_empty(created)
         raise
 

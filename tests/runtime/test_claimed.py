@@ -43,3 +43,19 @@ def test_of_several_runs_with_one_directory_one_has_it(tmp_path):
         begin()
     assert (path / "config.yaml").read_text() == "first"
     assert (path / "events.db").is_file()
+
+
+def test_of_a_run_that_never_trained_the_log_that_its_error_names_remains(tmp_path):
+    path = tmp_path / "out"
+
+    def begin() -> None:
+        with claimed(Config(), path):
+            (path / "logs").mkdir(exist_ok=True)
+            for name in ("environment.log", "reward.log"):
+                (path / "logs" / name).write_text("why")
+            raise UserError(f"what it printed is in {path / 'logs' / 'environment.log'}")
+
+    for _ in range(2):  # the directory is free for the next
+        with pytest.raises(UserError, match="what it printed"):
+            begin()
+        assert [f.name for f in path.rglob("*")] == ["logs", "environment.log"]
