@@ -113,6 +113,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
         if base is not None:  # as an instance does
             row_digests(manifest, into[side])
             base.check_part()
+            engine.require_adapter()
         held[side].pull(readers[side], version)
 
     try:

@@ -6,8 +6,7 @@ four times as fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,36 +17,36 @@ from torch.overrides import TorchFunctionMode
 _ROWS = 32  # rows per call for which weights are packed; any number works
 
 
-def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return x -> x @ weight^T + bias, on which later changes of the weight may have no effect."""
-    if not _can_pack(weight_OI):
-        return partial(F.linear, weight=weight_OI, bias=bias_O)
-    return partial(_multiply, packed_OI=_packed(weight_OI), bias_O=bias_O)
+class Packed:
+    """x -> x @ weight^T + bias, on which later changes of the weight may have no effect."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self.bias_O = bias_O
+        self._is_packed = _can_pack(weight_OI)
+        self.held_OI = _packed(weight_OI) if self._is_packed else weight_OI
+        """What it multiplies by, in the processor's layout."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        multiply = _multiply if self._is_packed else F.linear
+        return multiply(x, self.held_OI, self.bias_O)
 
 
-class Repacked:
+class Repacked(Packed):
     """x -> x @ weight^T, of a weight that changes in place: `refresh` takes its new values. Packing
     takes oneDNN 0.2 ms however small the weight is. A sum has the layout of its first term, so
     packed zeros plus the weight are the packed weight, in a third of that time."""
 
     def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__(weight_OI, None)
         self._weight_OI = weight_OI
-        self._product = packed(weight_OI, None)
-        self._packed: Tensor | None = None
-        if _can_pack(weight_OI):
+        if self._is_packed:
             self._zeros = _packed(torch.zeros_like(weight_OI))
-            self._packed = _packed(weight_OI)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the product."""
-        return self._product(x) if self._packed is None else _multiply(x, self._packed, None)
 
     def refresh(self) -> None:
         """See the class."""
-        if self._packed is None:
-            self._product = packed(self._weight_OI, None)
-        else:
-            torch.add(self._zeros, self._weight_OI.to_mkldnn(), out=self._packed)
+        if self._is_packed:
+            torch.add(self._zeros, self._weight_OI.to_mkldnn(), out=self.held_OI)
 
 
 def _packed(weight_OI: Tensor) -> Tensor:
@@ -75,14 +74,14 @@ class PackedProducts(TorchFunctionMode):
 
     def __init__(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
         super().__init__()
-        self._by_weight: dict[int, Callable[[Tensor], Tensor]] = {}
+        self._by_weight: dict[int, Packed] = {}
         self.pack(layers)
 
     def pack(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
         """Pack these weights, new ones or after they have changed."""
         for weight, bias in layers:
             if _can_pack(weight):
-                self._by_weight[id(weight)] = packed(weight.detach(), bias)
+                self._by_weight[id(weight)] = Packed(weight.detach(), bias)
 
     def repack(self, weights: Iterable[Tensor]) -> None:
         """Do so with weights of an adapter, which are small and change often."""
@@ -91,6 +90,10 @@ class PackedProducts(TorchFunctionMode):
                 known.refresh()
             elif _can_pack(weight):
                 self._by_weight[id(weight)] = Repacked(weight.detach())
+
+    def of(self, weight: Tensor) -> Packed | None:
+        """Return the product that takes the place of this weight's, if one does."""
+        return self._by_weight.get(id(weight))
 
     @property
     def has_any(self) -> bool:
@@ -101,6 +104,6 @@ class PackedProducts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Called by torch instead of each of its functions."""
-        if func is F.linear and (product := self._by_weight.get(id(args[1]))):
+        if func is F.linear and (product := self.of(args[1])):
             return product(args[0])
         return func(*args, **(kwargs or {}))

@@ -7,7 +7,7 @@ accumulates in float32. On CPUs a float32 copy of the weight is kept, packed for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rhymeflow.cpu.products import packed
+from rhymeflow.cpu.products import Packed
+from rhymeflow.models.copies import Copy, Own
+
+_ROWS = 1 << 12  # that are converted to float32 at a time to be compared
 
 
 class LMHead:
@@ -36,7 +39,19 @@ class LMHead:
             weight_VD, bias_V = weight.detach().float(), self._linear.bias
             bias_V = None if bias_V is None else bias_V.detach().float()
             unpacked = partial(F.linear, weight=weight_VD, bias=bias_V)
-            self._float_product = unpacked if self._many_rows else packed(weight_VD, bias_V)
+            self._float_product = unpacked if self._many_rows else Packed(weight_VD, bias_V)
+
+    def copies(self) -> list[Copy]:
+        """Return the copies that are packed, if there are any."""
+        if not isinstance(self._float_product, Packed):
+            return []
+        held_VD, bias_V = self._float_product.held_OI, self._float_product.bias_O
+        copies = [Copy(held_VD, partial(self._rows, "weight"))]
+        return copies if bias_V is None else [*copies, Copy(bias_V, partial(self._rows, "bias"))]
+
+    def _rows(self, name: str) -> Iterator[Own]:
+        for rows in getattr(self._linear, name).split(_ROWS):
+            yield self._linear, name, rows.float()
 
     @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:

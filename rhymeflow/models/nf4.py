@@ -55,8 +55,10 @@ class NF4Linear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight, [O, I], in the precision of the layer that it was made of."""
-        if self._held is not None:
-            return self._held
+        return self.made() if self._held is None else self._held
+
+    def made(self) -> Tensor:
+        """Return the weight, made anew."""
         made: Tensor = library().dequantize_4bit(self.codes, self._state)
         return made
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from rhymeflow.cpu import products
-from rhymeflow.cpu.products import Repacked, packed
+from rhymeflow.cpu.products import Packed, Repacked
 from rhymeflow.engine.native.body import Layers, Modules, body_for
 from rhymeflow.engine.native.cache import CacheSpan, KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
@@ -111,7 +111,7 @@ def test_a_weight_that_is_packed_again_is_the_weight_packed(dtype):
     for _ in range(2):
         weight_OI.copy_(torch.randn(70, 24))
         product.refresh()
-        assert torch.equal(product(x_TI), packed(weight_OI.clone(), None)(x_TI))
+        assert torch.equal(product(x_TI), Packed(weight_OI.clone(), None)(x_TI))
         torch.testing.assert_close(product(x_TI), F.linear(x_TI, weight_OI))
     if dtype == torch.float32:  # a row depends on itself alone
         assert torch.equal(product(x_TI)[:3], product(x_TI[:3]))

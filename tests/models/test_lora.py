@@ -284,7 +284,7 @@ def test_vllm_does_not_compute_experts_beside_an_adapter(tmp_path):
 def test_a_dry_run_compares_the_adapter_too(tmp_path, monkeypatch):
     config = tiny_config(tmp_path, model={"lora": {"rank": 4, "target_modules": ("q_proj",)}})
     check.prove(config, has_engine=True)
-    without = lambda product, x_TI: product._product(x_TI)  # noqa: E731
+    without = lambda product, x_TI: product.base(x_TI)  # noqa: E731
     monkeypatch.setattr(body._AdaptedProduct, "__call__", without)
     assert "the native engine's log-probabilities are" in refusal(
         check.prove, config, has_engine=True

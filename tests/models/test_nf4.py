@@ -31,6 +31,7 @@ from rhymeflow.models.lora import (
 from rhymeflow.models.nf4 import NF4Linear
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
+from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.engine.models import sampling, tiny_model
 from tests.families import cases
@@ -77,6 +78,11 @@ def test_the_engine_samples_from_what_the_learner_trains(config, tmp_path):
     finally:
         store.close()
     assert equal(before, frozen(learner.model))
+    packed = engine._copies._base()[1].memory()
+    packed[1] ^= 1
+    with pytest.raises(ChecksumMismatch, match=r"layers\.0\..*_proj\.weight"):
+        engine._copies.require_all()
+    packed[1] ^= 1
     request = Request(0, [2, 3, 12, 5], NoiseKey(0, 0, 0), sampling(max_new_tokens=20))
     engine.submit(request)
     while engine.has_work:

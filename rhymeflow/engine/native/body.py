@@ -6,8 +6,9 @@ a dozen torch functions per layer; every other model runs through its own module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rhymeflow.cpu.products import PackedProducts, Repacked, packed
+from rhymeflow.cpu.products import Packed, PackedProducts, Repacked
 from rhymeflow.models.attention import Attention, Reach, Weighing, attending, body_of
+from rhymeflow.models.copies import Copy, Own
 from rhymeflow.models.lora import LoraLinear, LoraNF4Linear, keeps_base
 from rhymeflow.models.nf4 import NF4Linear
 
@@ -63,30 +65,65 @@ class Modules:
             self._products.pack(_products(self._body))
         self._products.repack(_matrices(self._body))
 
+    def copies(self) -> Iterator[Copy]:
+        """Yield the copies of the model's weights that are read in their place."""
+        for layer in _linear(self._body) if self._device.type == "cpu" else ():
+            product = self._products.of(layer.weight)
+            if product is not None or isinstance(layer, NF4Linear):
+                yield Copy(product.held_OI if product else layer.weight, partial(_weights, [layer]))
+
+    def adapter_copies(self) -> Iterator[Copy]:
+        """Yield those of the adapter's matrices."""
+        for layer in _adapted(self._body):
+            for name in ("lora_A", "lora_B"):
+                own = getattr(layer, name)
+                if product := self._products.of(own):
+                    yield Copy(product.held_OI, partial(list, [(layer, name, own)]))
+
 
 _LINEAR = (nn.Linear, LoraLinear, NF4Linear, LoraNF4Linear)
 """Layers that compute no more than these do; a router may be a linear layer of another kind."""
 
 
-def _products(body: nn.Module) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield weight and bias of the linear layers."""
+def _linear(body: nn.Module) -> Iterator[nn.Linear]:
     for layer in body.modules():
         if isinstance(layer, nn.Linear) and type(layer) in _LINEAR:
-            yield layer.weight, layer.bias
+            yield layer
+
+
+def _products(body: nn.Module) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield weight and bias of the linear layers."""
+    for layer in _linear(body):
+        yield layer.weight, layer.bias
 
 
 def _matrices(body: nn.Module) -> Iterator[Tensor]:
     """Yield the matrices of the linear layers' adapters."""
+    for layer in _adapted(body):
+        yield from (layer.lora_A, layer.lora_B)
+
+
+def _adapted(body: nn.Module) -> Iterator[LoraLinear]:
     for layer in body.modules():
         if isinstance(layer, LoraLinear):
-            yield from (layer.lora_A, layer.lora_B)
+            yield layer
+
+
+def _weights(layers: Sequence[nn.Linear]) -> Iterator[Own]:
+    for layer in layers:
+        yield layer, "weight", layer.made() if isinstance(layer, NF4Linear) else layer.weight
+
+
+def _biases(layers: Sequence[nn.Linear]) -> Iterator[Own]:
+    for layer in layers:
+        yield layer, "bias", layer.bias
 
 
 class _Layer(NamedTuple):
-    qkv: Callable[[Tensor], Tensor]
-    out: Callable[[Tensor], Tensor]
-    gate_up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
+    qkv: Packed | _AdaptedProduct
+    out: Packed | _AdaptedProduct
+    gate_up: Packed | _AdaptedProduct
+    down: Packed | _AdaptedProduct
     first_norm: Tensor
     second_norm: Tensor
     head_norms_ED: Tensor | None  # norm weights of the query and key heads, if they are normalised
@@ -121,10 +158,35 @@ class Layers:
         """See `Modules`."""
         if not self._keeps_base or not self._layers:
             self._layers = [self._layer(i, layer) for i, layer in enumerate(self._body.layers)]
-        for layer in self._layers:
-            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                if isinstance(product, _AdaptedProduct):
-                    product.refresh()
+        for _, product in self._products():
+            if isinstance(product, _AdaptedProduct):
+                product.refresh()
+
+    def copies(self) -> Iterator[Copy]:
+        """See `Modules`."""
+        for layers, product in self._products():
+            base = product.base if isinstance(product, _AdaptedProduct) else product
+            yield Copy(base.held_OI, partial(_weights, layers))
+            if base.bias_O is not None:
+                yield Copy(base.bias_O, partial(_biases, layers))
+        for layer, held in zip(self._body.layers, self._layers, strict=True):
+            if held.head_norms_ED is not None:
+                yield Copy(held.head_norms_ED, partial(self._head_norms, layer.self_attn))
+
+    def adapter_copies(self) -> Iterator[Copy]:
+        """See `Modules`."""
+        for _, product in self._products():
+            if isinstance(product, _AdaptedProduct):
+                yield from product.copies()
+
+    def _products(self) -> Iterator[tuple[Sequence[nn.Linear], Packed | _AdaptedProduct]]:
+        for layer, held in zip(self._body.layers, self._layers, strict=True):
+            yield from zip(_sharing(layer), held[:4], strict=True)
+
+    def _head_norms(self, self_attn: Any) -> list[Own]:
+        """Return the norm weights of the query heads and of the key heads."""
+        pairs = ((self_attn.q_norm, self._sizes[0]), (self_attn.k_norm, self._sizes[1]))
+        return [(norm, "weight", norm.weight.expand(count, -1)) for norm, count in pairs]
 
     def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """See `Modules`."""
@@ -164,17 +226,15 @@ class Layers:
         return self._cos_LD[positions_T][:, None], self._sin_LD[positions_T][:, None]
 
     def _layer(self, i: int, layer: Any) -> _Layer:
-        self_attn, mlp = layer.self_attn, layer.mlp
-        norms = None
+        self_attn, norms = layer.self_attn, None
         if hasattr(self_attn, "q_norm"):
-            heads, kv_heads, _ = self._sizes
-            pairs = ((self_attn.q_norm, heads), (self_attn.k_norm, kv_heads))
-            norms = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pairs])
+            norms = torch.cat([own.detach() for *_, own in self._head_norms(self_attn)])
+        qkv, out, gate_up, down = map(_product, _sharing(layer))
         return _Layer(
-            _product(self_attn.q_proj, self_attn.k_proj, self_attn.v_proj),
-            _product(self_attn.o_proj),
-            _product(mlp.gate_proj, mlp.up_proj),
-            _product(mlp.down_proj),
+            qkv,
+            out,
+            gate_up,
+            down,
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             norms,
@@ -182,13 +242,24 @@ class Layers:
         )
 
 
-def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
+def _sharing(layer: Any) -> tuple[tuple[nn.Linear, ...], ...]:
+    """Return the linear layers that share an input, in the order of `_Layer`."""
+    of, mlp = layer.self_attn, layer.mlp
+    return (
+        (of.q_proj, of.k_proj, of.v_proj),
+        (of.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
+
+
+def _product(layers: Sequence[nn.Linear]) -> Packed | _AdaptedProduct:
     """Return one product for linear layers that share their input."""
     assert all(type(layer) in _LINEAR for layer in layers)
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers))
     weight_OI = torch.cat([layer.weight.detach() for layer in layers])
-    product = packed(weight_OI, torch.cat(biases) if biases else None)
+    product = Packed(weight_OI, torch.cat(biases) if biases else None)
     is_adapted = any(isinstance(layer, LoraLinear) for layer in layers)
     return _AdaptedProduct(product, layers) if is_adapted else product
 
@@ -198,14 +269,14 @@ class _AdaptedProduct:
     of each depend on its own narrow part alone. `refresh` packs these, and packs them again after
     the adapters have changed."""
 
-    def __init__(self, product: Callable[[Tensor], Tensor], layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, product: Packed, layers: Sequence[nn.Linear]) -> None:
         adapted = [each for each in layers if isinstance(each, LoraLinear)]
         (self._scale,) = {each.scale for each in adapted}
-        self._product = product
+        self.base, self._layers = product, layers
         like, rank = adapted[0].lora_A.detach(), len(adapted[0].lora_A)
-        num_rows, num_columns = sum(each.out_features for each in layers), rank * len(adapted)
-        narrow_RI = like.new_zeros(num_columns, adapted[0].in_features)
-        wide_OR = like.new_zeros(num_rows, num_columns)
+        num_rows, self._num_columns = sum(each.out_features for each in layers), rank * len(adapted)
+        narrow_RI = like.new_zeros(self._num_columns, adapted[0].in_features)
+        wide_OR = like.new_zeros(num_rows, self._num_columns)
         self._into: list[Tensor] = []
         self._matrices: list[Tensor] = []
         row = column = 0
@@ -220,7 +291,7 @@ class _AdaptedProduct:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the layers' products [T, O], rounded as `LoraLinear` does."""
-        out_TO = self._product(x_TI)
+        out_TO = self.base(x_TI)
         return out_TO.add_(self._wide(self._narrow(x_TI)), alpha=self._scale)
 
     def refresh(self) -> None:
@@ -228,3 +299,24 @@ class _AdaptedProduct:
         torch._foreach_copy_(self._into, self._matrices)
         self._narrow.refresh()
         self._wide.refresh()
+
+    def copies(self) -> Iterator[Copy]:
+        """See `Modules.adapter_copies`."""
+        yield Copy(self._narrow.held_OI, self._narrow_rows)
+        yield Copy(self._wide.held_OI, self._wide_rows)
+
+    def _narrow_rows(self) -> Iterator[Own]:
+        for each in self._layers:
+            if isinstance(each, LoraLinear):
+                yield each, "lora_A", each.lora_A
+
+    def _wide_rows(self) -> Iterator[Own]:
+        """Nothing is to be added for a layer without an adapter, nor to another's columns."""
+        column = 0
+        for each in self._layers:
+            if isinstance(each, LoraLinear):
+                end = column + len(each.lora_A)
+                yield each, "lora_B", F.pad(each.lora_B, (column, self._num_columns - end))
+                column = end
+            else:
+                yield each, "weight", each.weight.new_zeros(each.out_features, self._num_columns)

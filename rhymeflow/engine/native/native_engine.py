@@ -124,6 +124,7 @@ class NativeEngine(Engine):
             found = row_digests(manifest_of(self._own), self._own)
             require_unchanged({name: sum(held[name].values()) for name in self._own}, found)
             self._base.check_part()
+            self.require_adapter()
         self._pulled = self._weights.pull(weights, want)
         if self._base is not None:
             require_base(self._learners_base, self._base.checksum)
