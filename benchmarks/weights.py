@@ -3,8 +3,8 @@
 A model in bfloat16 learns sums in one process, on one core, without warm-up; each version is
 published and pulled both ways. A row is the median of the steps, the spread of what changed over
 them. `dense` and `delta`: seconds to publish and to pull, proof included; `still`: to put in what
-was fetched while decoding went on; `repack`: to lay weights out anew, after either. `train MB`: the
-learner's peak, loading included. `mismatch_kl`: of what the engine sampled, by the learner.
+was fetched while decoding went on; `repack`: to lay weights out anew after either, and to prove it.
+`train MB`: the learner's peak, with loading. `mismatch_kl`: by the learner, of what was sampled.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.ranks import Memory
 from benchmarks.rollouts.policy import Policy, learner_of
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
+from rhymeflow.models.copies import CopyProof
 from rhymeflow.models.frozen_base import NAME, FrozenBase
 from rhymeflow.models.lora import versioned
 from rhymeflow.weights.install import Installation
@@ -102,6 +103,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
         "dense": {name: torch.empty_like(tensor) for name, tensor in weights.items()},
         "delta": dict(versioned(policy.model)),
     }
+    copies = CopyProof(policy.model, engine._lm_head, engine._body)
     base = FrozenBase(policy.model) if config.model.lora.is_used else None
     if base is not None:
         into["delta"][NAME] = base.checksum
@@ -113,7 +115,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
         if base is not None:  # as an instance does
             row_digests(manifest, into[side])
             base.check_part()
-            engine.require_adapter()
+            copies.require_adapter()
         held[side].pull(readers[side], version)
 
     try:
@@ -137,7 +139,10 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
                 seconds = _timed(pull, side, version)
                 found["still" if side == "delta" else "pull dense"].append(seconds)
             _compare(manifest, into, weights)
-            found["repack"].append(_timed(partial(engine.set_version, version, keep_cache=False)))
+            found["repack"].append(
+                _timed(partial(engine.set_version, version, keep_cache=False))
+                + _timed(copies.require_next)
+            )
             for name, value in stores["delta"].metrics.items():
                 found[name.removeprefix("params/")].append(value)
             found["bytes"].append(sum(spec.num_bytes for spec in manifest))

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from rhymeflow.models.lora import keeps_base
 from rhymeflow.weights.proof import ChecksumMismatch, bytes_of, digest
+
+if TYPE_CHECKING:
+    from rhymeflow.models.lm_head import LMHead
 
 Own = tuple[nn.Module, str, Tensor]
 """A module, its parameter's name, and rows."""
@@ -64,22 +69,23 @@ class _Seal:
         return [copy for (copy, memory), before in pairs if digest(memory) != before]
 
 
+class _Copying(Protocol):
+    def copies(self) -> Iterable[Copy]:
+        """Return the copies of the model's weights, which change when products are made anew."""
+
+    def adapter_copies(self) -> Iterable[Copy]:
+        """Return those of the adapter's matrices."""
+
+
 class CopyProof:
     """Proves the copies of the weights that no version changes, or all without an adapter (`base`),
     and of the `adapter`. All methods raise `ChecksumMismatch`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        base: Callable[[], list[Copy]],
-        adapter: Callable[[], list[Copy]],
-        *,
-        keeps_base: bool,
-    ) -> None:
-        self._model, self._base, self._adapter = model, base, adapter
-        self._keeps_base, self._num_checked = keeps_base, 0
-        self._base_seal = _Seal(base() if keeps_base else ())
-        self._adapter_seal = _Seal(adapter())
+    def __init__(self, model: PreTrainedModel, head: LMHead, body: _Copying) -> None:
+        self._model, self._head, self._body = model, head, body
+        self._keeps_base, self._num_checked = keeps_base(model), 0
+        self._base_seal = _Seal(self._base() if self._keeps_base else ())
+        self._adapter_seal = _Seal(self._adapter())
 
     def require_all(self) -> None:
         """Compare all copies with the weights."""
@@ -99,6 +105,12 @@ class CopyProof:
     def require_adapter(self) -> None:
         """Hash the adapter's copies again, before others are made."""
         self._require_sealed(self._adapter_seal, slice(None))
+
+    def _base(self) -> list[Copy]:
+        return [*self._head.copies(), *self._body.copies()]
+
+    def _adapter(self) -> list[Copy]:
+        return [*self._body.adapter_copies()]
 
     def _next(self, count: int) -> slice:
         return slice(self._num_checked % count, None, count)

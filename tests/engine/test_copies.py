@@ -6,7 +6,7 @@ import torch
 
 from rhymeflow.cpu import products
 from rhymeflow.models.adapter_files import Adapter
-from rhymeflow.models.copies import ADAPTER, KEPT, WHOLE, Copy
+from rhymeflow.models.copies import ADAPTER, KEPT, WHOLE, Copy, CopyProof
 from rhymeflow.models.lora import attach, versioned
 from rhymeflow.weights.proof import ChecksumMismatch
 from tests.engine.models import SIZES, make_engine
@@ -23,15 +23,17 @@ def engine_of(kind, targets=()):
     if targets:
         attach(model, Adapter(3, 6.0, False, targets, ()))
     engine = make_engine(model.bfloat16())
-    next_version(engine)
-    return engine
+    proof = CopyProof(engine._model, engine._lm_head, engine._body)
+    next_version(engine, proof)
+    return engine, proof
 
 
 @torch.no_grad()
-def next_version(engine):
+def next_version(engine, proof):
     for each in versioned(engine._model).values():
         each.mul_(0.99).add_(0.01)
     engine.set_version(engine.version + 1, keep_cache=False)
+    proof.require_next()
 
 
 def repeated(count, call):
@@ -57,14 +59,13 @@ def changed(copy, engine):
 )
 def test_a_copy_that_was_changed_in_place_is_named(kind, targets):
     """The adapter's before the next version is pulled, others within `KEPT` versions."""
-    engine = engine_of(kind, targets)
-    proof = engine._copies
+    engine, proof = engine_of(kind, targets)
     for copy in proof._adapter():
         what, undo = changed(copy, engine)
         with pytest.raises(ChecksumMismatch, match=what):
-            engine.require_adapter()
+            proof.require_adapter()
         undo()
-    engine.require_adapter()
+    proof.require_adapter()
     for copy in proof._base():
         what, undo = changed(copy, engine)
         with pytest.raises(ChecksumMismatch, match=what):
@@ -77,13 +78,13 @@ def test_a_copy_that_was_changed_in_place_is_named(kind, targets):
 @pytest.mark.parametrize("kind", ["llama", "olmo2"])
 def test_what_is_packed_wrong_is_found(kind, targets, monkeypatch):
     """At the start all is compared, then a part with each version."""
-    engine, pack = engine_of(kind, targets), products._packed
-    engine.prove()
+    (engine, proof), pack = engine_of(kind, targets), products._packed
+    proof.require_all()
     if targets:
         monkeypatch.setattr(products.Repacked, "refresh", lambda self: None)
     else:
         monkeypatch.setattr(products, "_packed", lambda weight_OI: pack(weight_OI.roll(1)))
     with pytest.raises(ChecksumMismatch, match=r"first (model\.layers|lm_head).*(weight|lora_.)$"):
-        repeated(ADAPTER if targets else WHOLE, lambda: next_version(engine))
+        repeated(ADAPTER if targets else WHOLE, lambda: next_version(engine, proof))
     with pytest.raises(ChecksumMismatch):
-        engine._copies.require_all()
+        proof.require_all()

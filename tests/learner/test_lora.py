@@ -9,10 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from rhymeflow import memory
 from rhymeflow.config import LoraConfig
+from rhymeflow.cpu.products import Repacked
 from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.native_engine import NativeEngine
 from rhymeflow.errors import UserError
 from rhymeflow.learner.learner import Learner
+from rhymeflow.models.copies import ADAPTER
 from rhymeflow.models.frozen_base import PARTS
 from rhymeflow.models.load import load_model
 from rhymeflow.models.lora import load_policy, unversioned
@@ -184,6 +186,23 @@ def test_an_adapter_that_was_changed_in_place_is_found(published, name):
         engine._model.get_parameter(f"model.layers.1.{name}")[0, 0] += 1e-3
     with pytest.raises(ChecksumMismatch, match=f"changed in place .*layers.1.{name}"):
         next_version(*published)
+
+
+@pytest.mark.parametrize("when", ["in place", "when packed"])
+def test_what_products_read_of_an_adapter_is_proved(published, when, monkeypatch):
+    *_, engine = published
+    next_version(*published)
+    if when == "in place":
+        engine._copies._adapter()[1].memory()[0] ^= 64
+    else:
+        monkeypatch.setattr(Repacked, "refresh", lambda self: None)
+
+    def a_few():
+        for _ in range(ADAPTER):
+            next_version(*published)
+
+    with pytest.raises(ChecksumMismatch, match=r"in the copy .* first model\.layers\.0\..*lora_"):
+        a_few()
 
 
 @pytest.mark.parametrize("whose", ["engine", "learner"])

@@ -28,7 +28,6 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models import attention, proof
-from rhymeflow.models.copies import CopyProof
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.lora import keeps_base
 
@@ -71,12 +70,6 @@ class Engine:
         with torch.inference_mode():
             self._lm_head = LMHead(model)
             self._body = body_for(model)
-        self._copies = CopyProof(
-            model,
-            lambda: [*self._lm_head.copies(), *self._body.copies()],
-            lambda: [*self._body.adapter_copies()],
-            keeps_base=keeps_base(model),
-        )
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs,
             max_prefill_tokens=max_prefill_tokens,
@@ -95,8 +88,7 @@ class Engine:
 
     def prove(self) -> None:
         """Compare the engine's log-probabilities with the model's own; see `models/proof.py`. Call
-        it before anything is submitted, without a drafter. Raises `UserError` if they differ, and
-        `ChecksumMismatch` if copies that products read are not the model's weights."""
+        it before anything is submitted, without a drafter. Raises `UserError` if they differ."""
         assert not self.has_work
         assert self._drafting.drafter is None
         requests = []
@@ -110,7 +102,6 @@ class Engine:
         expected = proof.own_logprobs(self._model, sampled)
         logprob_N = torch.tensor([x for each in requests for x in each.logprobs])
         proof.check(self._model, logprob_N, expected, "the native engine")
-        self._copies.require_all()
         self._num_generated, self._tokens_per_sequence, self._prefill_seconds = 0, 0.0, 0.0
 
     @property
@@ -210,8 +201,7 @@ class Engine:
 
     @torch.inference_mode()
     def set_version(self, version: int, *, keep_cache: bool) -> None:
-        """Continue with weights that were changed in place; see `RolloutEngine.install`. Raises
-        `ChecksumMismatch` if an adapter or the next part of the copies is another in products."""
+        """Continue with weights that were changed in place; see `RolloutEngine.install`."""
         self.version = version
         self._kept.clear()
         if not keeps_base(self._model):
@@ -221,11 +211,6 @@ class Engine:
             if not keep_cache:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
-        self._copies.require_next()
-
-    def require_adapter(self) -> None:
-        """Raise `ChecksumMismatch` if the adapter that products read was changed in place."""
-        self._copies.require_adapter()
 
     def _drafted(self, plan: IterationPlan) -> list[SequenceWork]:
         """Return the work, with drafts added for sequences that are ready to decode, as far as

@@ -19,6 +19,7 @@ from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.buffers import published_buffers
+from rhymeflow.models.copies import CopyProof
 from rhymeflow.models.frozen_base import NAME, FrozenBase, require_base, require_unchanged
 from rhymeflow.models.load import (
     check_native,
@@ -90,11 +91,14 @@ class NativeEngine(Engine):
             version=self._pulled.version,
             kv_capacity=capacity,
         )
+        self._copies = CopyProof(model, self._lm_head, self._body)
         self.prove()
+        self._copies.require_all()
         if self._base is not None:
             self._pulled = self._weights.pull(weights)
             require_base(self._learners_base, self._base.checksum)
             self.set_version(self._pulled.version, keep_cache=False)
+            self._copies.require_next()
         self.pace = pace_of(config)
         stop_ids = stop_token_ids(model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop_ids)
@@ -124,11 +128,12 @@ class NativeEngine(Engine):
             found = row_digests(manifest_of(self._own), self._own)
             require_unchanged({name: sum(held[name].values()) for name in self._own}, found)
             self._base.check_part()
-            self.require_adapter()
+            self._copies.require_adapter()
         self._pulled = self._weights.pull(weights, want)
         if self._base is not None:
             require_base(self._learners_base, self._base.checksum)
         self.set_version(self._pulled.version, keep_cache=keep_cache)
+        self._copies.require_next()
         if self.pace.cost is not None:
             self.pace.hold(self.pace.cost.pull, started)
         return self._pulled
