@@ -23,6 +23,11 @@ STOP = frozenset(range(0, VOCABULARY, 5))  # a fifth of what is sampled ends a t
 
 def count_converse(engine, requests, after=lambda: None):
     """Have every request's turns generated; return how many tokens the model ran."""
+    return count(engine, lambda: converse(engine, engine.step, requests, 4, after))
+
+
+def count(engine, work_is_done):
+    """Return how many tokens the model runs meanwhile."""
     ran, model_runs = 0, engine._run
 
     def counted(work, cached):
@@ -31,7 +36,7 @@ def count_converse(engine, requests, after=lambda: None):
         return model_runs(work, cached)
 
     engine._run = counted
-    converse(engine, engine.step, requests, 4, after)
+    work_is_done()
     engine._run = model_runs
     return ran
 
@@ -75,6 +80,27 @@ def test_what_is_kept_is_used_for_the_very_tokens_under_the_very_weights_only(ch
     run(make_engine(tiny_model(seed=seed)), [again])
     assert again.tokens == request.tokens
     assert again.logprobs == pytest.approx(request.logprobs, abs=1e-5)
+
+
+def test_another_conversation_of_a_response_runs_what_no_earlier_one_begins_with():
+    """An edited history, or a summary; what another response has said is none of it."""
+    model = tiny_model()
+    engine, (_, _, _, _, first, _) = make_engine(model, kv_capacity=1000), fresh(30)
+    first.id, first.row_prompt, first.keeps_cache = ("a", 0), first.prompt_ids, True
+    run(engine, [first])
+    said = [*first.prompt_ids, *first.tokens]
+    edited = [*said[:-3], 1, 2, 3, 4]
+    for id, has in ((("b", 0), 0), (("a", 1), len(said) - 3), (("a", 2), len(edited) - 1)):
+        how = sampling(max_new_tokens=5)
+        again = replace(
+            first, id=id, prompt_ids=edited, tokens=[], logprobs=[], segments=[], sampling=how
+        )
+        plain = replace(again, tokens=[], logprobs=[], segments=[])
+        ran = count(engine, lambda again=again: run(engine, [again]))
+        assert ran == len(edited) + len(again.tokens) - 1 - has
+        run(make_engine(model), [plain])
+        assert again.tokens == plain.tokens
+        assert again.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
 
 
 @settings(max_examples=15)

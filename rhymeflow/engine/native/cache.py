@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -169,6 +169,15 @@ def capacity_for(length: int) -> int:
     return capacity
 
 
+def _common(ids: list[int], others: list[int]) -> int:
+    """Return how many of the first tokens are the same, without the last of `others`: at least that
+    is run, to sample after it."""
+    most = min(len(ids), len(others) - 1)
+    if ids[:most] == others[:most]:
+        return most
+    return next(n for n in range(most) if ids[n] != others[n])
+
+
 class KeptCaches:
     """Sequences between two turns, by request id, that keep their slot until the next turn comes or
     the room is needed. At most `max_sequences`; the oldest are dropped first. A cache is reused
@@ -186,17 +195,29 @@ class KeptCaches:
         self.num_tokens += sequence.held
 
     def take(self, request: Request, ids: list[int]) -> Sequence | None:
-        """Remove the request's sequence; return it if these tokens can continue its cache."""
+        """Return a sequence whose cache these tokens can continue: the request's, which is removed,
+        or for another conversation of an agent's response a copy of what it begins with."""
         kept = self._sequences.pop(request.id, None)
         if kept is None:
-            return None
+            return self._begun(request, ids) if request.row_prompt is not None else None
         self.num_tokens -= kept.held
-        kept.cached = min(kept.cached, len(ids) - 1)  # run at least one, to sample after it
-        is_same = ids[: kept.cached] == kept.ids[: kept.cached]
-        if is_same and kept.slot.start <= self._cache.first_kept(kept.cached):
+        kept.cached = min(kept.cached, _common(kept.ids, ids))
+        if kept.cached and kept.slot.start <= self._cache.first_kept(kept.cached):
             return kept
         self._cache.release(kept.slot)
         return None
+
+    def _begun(self, request: Request, ids: list[int]) -> Sequence | None:
+        """Return a copy of the longest beginning of an agent's conversation that another one of the
+        same response has; None: there is none."""
+        trajectory, _ = request.id  # type: ignore[misc]
+        others = [each for id, each in self._sequences.items() if id[0] == trajectory]
+        lengths = [min(each.cached, _common(each.ids, ids)) for each in others]
+        length = max(lengths, default=0)
+        other = others[lengths.index(length)] if length else None
+        if other is None or other.slot.start > self._cache.first_kept(length):
+            return None
+        return replace(other, slot=self._cache.copied(other.slot, None, length), cached=length)
 
     def fit(self, room: int) -> None:
         """Drop the oldest until the others fit into `room` tokens and `max_sequences`."""
