@@ -180,6 +180,11 @@ def surrogate(ratios, advantages, logprobs, config):  # returns losses
     return -ratios * advantages
 ```
 
+Each is tried before the run, and one that raises, or gives another number of values, or NaN, is
+refused by name. A normalisation of yours is a part of the advantage, which every loss here is in
+proportion to: with `loss_type: dr_grpo`, divide it by what you like of `lengths`, the tokens of
+each response in the loss.
+
 ## PPO's critic
 
     rhymeflow train demo --learner.algorithm ppo --learner.critic_learning_rate 1e-4

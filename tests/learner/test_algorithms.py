@@ -303,6 +303,9 @@ def ratio(log_ratios, advantages, responses, config):
 def surrogate(ratios, advantages, logprobs, config):
     return -ratios * advantages
 
+def by_length(rewards, lengths):
+    return (rewards - rewards.mean()) / lengths
+
 def few(ratios):
     return ratios
 
@@ -319,7 +322,7 @@ def spread(log_ratios, advantages, responses, config):
     return responses.mean(log_ratios / (responses.sum(log_ratios.abs()) - log_ratios.abs()))
 
 def one(ratios, advantages, logprobs, config):
-    return float((ratios * advantages).mean())
+    return float((ratios * advantages).detach().mean())
 
 def constant(ratios, advantages, logprobs, config):
     return -ratios.detach() * advantages
@@ -337,6 +340,16 @@ def test_a_users_functions_take_the_place_of_parts(tmp_path):
     assert any(float(each.abs().max()) > 0 for each in found.values())
 
 
+def test_a_normalisation_of_a_user_is_a_part_of_the_advantage(tmp_path):
+    """The page says how: here it is that of GRPO."""
+    (tmp_path / "mine.py").write_text(OWN)
+    own = {"advantage": f"{tmp_path / 'mine.py'}:by_length", "loss_type": "dr_grpo"}
+    batch, most = made_up_batch(), rollout_config().max_completion_length
+    found, _ = gradients(tiny_learner(**own, scale_rewards="none"), batch)
+    expected, _ = gradients(tiny_learner(loss_type="grpo", scale_rewards="none"), batch)
+    close({name: each * most for name, each in found.items()}, expected, 1e-6)
+
+
 def test_a_users_advantages_are_one_number_for_each():
     for wrong in (lambda rewards, lengths: 1.0, lambda rewards, lengths: rewards / 0.0):
         with np.errstate(all="ignore"), pytest.raises(UserError, match="one finite number for"):
@@ -350,7 +363,7 @@ def test_a_users_advantages_are_one_number_for_each():
         ("surrogate", "FILE:few", "cannot be called as f(ratios, advantages, logprobs, config)"),
         ("advantage", "FILE:advantge", "there is no 'advantge' in it; did you mean advantage?"),
         ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
-        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:15)"),
+        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:18)"),
         ("advantage", "FILE:of_equals", "returned [nan, nan] for 2 rewards; give one finite"),
         ("ratio", "FILE:first", "mine.py:first returned size [1], should be a tensor of size [4]"),
         ("ratio", "FILE:spread", ", should be a finite number for each token"),
