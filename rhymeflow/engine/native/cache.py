@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -210,8 +210,9 @@ class KeptCaches:
     def _begun(self, request: Request, ids: list[int]) -> Sequence | None:
         """Return a copy of the longest beginning of an agent's conversation that another one of the
         same response has; None: there is none."""
-        trajectory, _ = request.id  # type: ignore[misc]
-        others = [each for id, each in self._sequences.items() if id[0] == trajectory]
+        response: Any = request.id  # with the number of its conversation
+        ids: list[Any] = [*self._sequences]
+        others = [self._sequences[each] for each in ids if each[0] == response[0]]
         lengths = [min(each.cached, _common(each.ids, ids)) for each in others]
         length = max(lengths, default=0)
         other = others[lengths.index(length)] if length else None
