@@ -211,8 +211,8 @@ class KeptCaches:
         """Return a copy of the longest beginning of an agent's conversation that another one of the
         same response has; None: there is none."""
         response: Any = request.id  # with the number of its conversation
-        ids: list[Any] = [*self._sequences]
-        others = [self._sequences[each] for each in ids if each[0] == response[0]]
+        keys: list[Any] = [*self._sequences]
+        others = [self._sequences[each] for each in keys if each[0] == response[0]]
         lengths = [min(each.cached, _common(each.ids, ids)) for each in others]
         length = max(lengths, default=0)
         other = others[lengths.index(length)] if length else None
