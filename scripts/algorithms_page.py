@@ -57,7 +57,7 @@ DESCRIBED = {
         "as `grpo`, A = sum of each reward's own A, over the batch's std",
         "2601.05242",
         "`multi_objective_aggregation: normalize_then_sum`",
-        "",
+        "`adv_estimator: gdpo`: the sums are whitened over the batch's tokens",
     ),
     "rloo": Described(
         "-min(rA, clip(r)A), r the product, A = R - mean of the others; mean over responses",

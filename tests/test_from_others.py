@@ -1,5 +1,6 @@
 """What docs/from-others.md shows, with functions and classes as other trainers have them."""
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from rhymeflow.config import EnvironmentConfig, RewardFunction
 from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.errors import UserError
 from rhymeflow.reward.functions import Judge
+from rhymeflow.utils.user_modules import imported
 from tests.refused import refusal
 from tests.reward import judged
 
@@ -53,6 +55,25 @@ class MultiplyEnv:
 
     def close(self):
         self.turns = None
+
+
+class MathAgent:
+    async def run(self, data, **extra_kwargs):
+        assert extra_kwargs["base_url"] == "http://here/v1"
+        return {"a": 0.0, "b": 1.0} if data["messages"] == "2+2?" else float(data["answer"])
+
+
+class AgentInstance:
+    async def reset(self, states, **kwargs):
+        self.seen = states["observation"]
+        return states
+
+    async def step(self, states, **kwargs):
+        assert states["observation_text"].startswith(self.seen)
+        reward = torch.tensor([0.5])
+        said = f"\\n\\nHuman: {states['observation_text']}"
+        done = states["action_text"] == states["label"]
+        return {"rewards": reward, "scores": reward, "environment_feedback": said, "done": done}
 
 
 class SlidingPuzzleEnv:
@@ -127,9 +148,23 @@ def test_environments_are_wrapped(wrapped):
     assert env.step([{"role": "assistant", "content": "up"}]) == "0 and up"
     assert env.step([{"role": "assistant", "content": "up"}]) is None
     assert env.reward() == 1.0
+    [kind] = kinds({"environment": f"{wrapped}/classes.py:OfOpenRLHF"})
+    env = kind.make()
+    asyncio.run(env.reset("2+2?", "4"))
+    turns = [{"content": "2+2?"}, {"content": "5"}]
+    assert asyncio.run(env.step(turns)) == "\n\nHuman: 2+2?"
+    assert asyncio.run(env.step([*turns, {"content": "No."}, {"content": "4"}])) is None
+    assert env.reward() == 1.0
     for name in "MultiplyEnv", "SlidingPuzzleEnv":
         said = refusal(kinds, {"environment": f"{wrapped}/theirs.py:{name}"})
         assert "it has no method `reset` (docs/from-others.md wraps SkyRL's and NeMo-RL's)" in said
+
+
+@pytest.mark.parametrize(("prompt", "reward"), [("2+2?", 1.0), ("3+3?", 6.0)])
+def test_an_agent_is_wrapped(prompt, reward, wrapped):
+    areal = imported(f"{wrapped}/classes.py:areal", "a test")
+    row = {"prompt": prompt, "answer": "6"}
+    assert asyncio.run(areal("http://here/v1", row)) == reward
 
 
 def test_prime_rls_loss_masks_by_what_the_probability_moved(wrapped):

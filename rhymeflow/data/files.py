@@ -44,10 +44,13 @@ def read_rows(path: Path, field: str) -> list[Row]:
 def check_source(path: Path, field: str) -> None:
     """Raise `UserError` unless the path exists and is of a known kind, without opening it."""
     if not path.exists():
-        is_of_hub = str(path).count("/") == 1 and not path.suffix
-        hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
-        hint += "`save_to_disk(DIR)`"
-        raise UserError(f"{field}: there is no file or directory {path}{hint if is_of_hub else ''}")
+        hint = ""
+        if "," in str(path):
+            hint = "; one file is read: join several into one"
+        elif str(path).count("/") == 1 and not path.suffix:
+            hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
+            hint += "`save_to_disk(DIR)`"
+        raise UserError(f"{field}: there is no file or directory {path}{hint}")
     if path.is_dir():
         return
     is_compressed = path.suffix.lower() in COMPRESSIONS

@@ -135,6 +135,7 @@ def test_directories_and_names_are_told_with_the_way_out(tmp_path):
     DatasetDict(test=Dataset.from_list(ROWS)).save_to_disk(tmp_path / "splits")
     for source, said in {
         f"{tmp_path}/missing.jsonl": "there is no file or directory",
+        "['a.parquet', 'b.parquet']": "'b.parquet']; one file is read: join several into one",
         f"{tmp_path}/folder": "none that `datasets` saved (no state.json); it holds train.jsonl",
         f"{tmp_path}/splits": "has no split 'train'; name one of its directories: test",
         "openai/gsm8k": "openai/gsm8k; a dataset of the Hugging Face hub is fetched with",
