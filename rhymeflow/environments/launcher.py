@@ -55,7 +55,7 @@ def main() -> None:
     socket.getaddrinfo("127.0.0.1", 0)  # loads what each fork would load when it connects
     gc.freeze()  # a collection in a fork would copy all that is here
     with tempfile.TemporaryDirectory(prefix="rhymeflow-agent-") as directory:
-        Launcher(program, directory, heard, says).serve()
+        Launcher(program, directory, heard, says, returns=make != "command").serve()
 
 
 def say(says: int, line: Job) -> None:
@@ -161,12 +161,18 @@ def checked(value: Any) -> float | None:
 
 class Launcher:
     """The programs that run, by process; each leads a process group. Jobs come from the pipe
-    `heard`, and go with their results to `says`."""
+    `heard`, and go with their results to `says`. `returns`: they are functions, no commands."""
 
     def __init__(
-        self, program: Callable[[Job, str], Any], directory: str, heard: int, says: int
+        self,
+        program: Callable[[Job, str], Any],
+        directory: str,
+        heard: int,
+        says: int,
+        *,
+        returns: bool,
     ) -> None:
-        self._program, self._directory = program, directory
+        self._program, self._directory, self._returns = program, directory, returns
         self._heard, self._says = heard, says
         self._running: dict[int, tuple[Job, int]] = {}
         """By process: its job, and the pipe that the program's result comes from."""
@@ -289,8 +295,9 @@ class Launcher:
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             return {"error": f"was killed by {signal.Signals(-code).name}"}
-        if code:
-            return {"error": f"ended with exit code {code}"}
+        if code or self._returns:
+            how = " before it returned" if self._returns else ""
+            return {"error": f"ended with exit code {code}{how}"}
         path = self._reward_file(id)
         try:
             with open(path, errors="replace") as file:

@@ -110,7 +110,8 @@ class Learning:
         world = config.environment
         parts = WeightedSum(config.reward.functions, world.judges).weights
         batch = config.learner.groups_per_batch, config.rollout.num_generations
-        self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
+        has_turns = bool(world.classes or world.tools)  # a program may want a single call
+        self._seen = Seen(*batch, bool(world.tools), has_turns, tuple(parts))
         compares = config.learner.advantage not in ("reward", "gae") and config.trains_on_rewards
         teacher = config.learner.distillation.teacher
         follows = teacher not in (None, "policy") and not config.trains_on_rewards

@@ -463,7 +463,8 @@ def test_a_stream_ends_with_an_error_if_its_program_does(playing):
     [
         ("raise", "raised ValueError: no, thank you"),
         ("raise at once", "raised ValueError: not today"),
-        ("exit", "ended with exit code 3"),
+        ("exit", "ended with exit code 3 before it returned"),
+        ("exit in silence", "ended with exit code 0 before it returned"),
         ("die", "was killed by SIGKILL"),
         ("nothing", "ended without a call that the policy answered"),
         ("flood", "made more calls than environment.max_turns = 4"),

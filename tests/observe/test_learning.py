@@ -159,6 +159,7 @@ def test_what_is_never_used_is_named():
     assert "tools unused" in names(after(*steps, recipe="smollm2_tools"))
     assert "turns unused" in names(after(*steps, recipe="guess"))
     assert names(after(*steps)) == []
+    assert "turns unused" not in names(after(*steps, recipe="agent")), "one call may be enough"
     two = {"reward.functions": "[recipe:demo, len]"}
     assert "reward function returns None" in names(after({}, more=two))
 
