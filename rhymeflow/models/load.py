@@ -111,7 +111,7 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     supported, or if weights are missing or not finite."""
     hf_config = load_config(config)
     is_text_alone = hf_config.model_type in _TEXT_ALONE
-    source = readable(config)
+    quantization, source = _converting(hf_config), readable(config)
     if not sys.stderr.isatty():  # else transformers' bar fills a log
         logging.disable_progress_bar()
     with explained(source, "the weights"):
@@ -122,14 +122,14 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, in one line
             key_mapping=TEXT_NAMES if is_text_alone else None,
-            quantization_config=_converting(hf_config),
+            quantization_config=quantization,
             **offline(source),
         )
     model: PreTrainedModel
     model, report = loaded
-    if is_text_alone:  # it is saved as a text model
+    if is_text_alone or quantization:  # it is saved as a text model, in 16 or 32 bits
         del model._weight_conversions
-    _check_complete(source, report)
+    _check_complete(source, model, report)
     for name, parameter in model.named_parameters():
         check_finite(source, name, parameter)
     forget_quantization(model)
@@ -335,11 +335,19 @@ def _stop_tokens(
     return ids
 
 
-def _check_complete(source: Source, report: dict[str, Any]) -> None:
-    """Raise `UserError` if files lack parameters: transformers would fill them at random."""
+def _check_complete(source: Source, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Raise `UserError` if files lack parameters, which transformers would fill at random, or have
+    others in layers of the model, which it would leave out; whole parts may be left out."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     wrong = [f"has no {name}" for name in missing]
     wrong += [f"{name} is {list(found)}, not {list(due)}" for name, found, due in mismatched]
+    modules = {name for name, _ in model.named_modules()}
+    for name in sorted(report["unexpected_keys"]):
+        parents = list(itertools.accumulate(name.split(".")[:-1], "{}.{}".format))
+        is_in_layer = any(each in modules and each[-1].isdecimal() for each in parents)
+        is_scale = name.endswith("_scale")  # of activations, in quantized files
+        if (is_in_layer or (parents[-1:] and parents[-1] in modules)) and not is_scale:
+            wrong.append(f"has {name}, for which there is no place")
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(

@@ -200,6 +200,28 @@ def test_weights_that_do_not_fit_are_named(checkpoint):
     assert "the weights do not fit its config.json: has no model.layers.2." in message
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.layers.1.self_attn.q_proj.bias", "has model.layers.1.self_attn.q_proj.bias, for"),
+        ("model.layers.1.self_attn.g_norm.weight", "has model.layers.1.self_attn.g_norm.weight"),
+        ("lm_head.bias", "has lm_head.bias, for which there is no place"),
+        ("model.layers.2.eh_proj.weight", None),  # predicts further tokens
+        ("mtp.fc.weight", None),
+        ("model.layers.1.self_attn.rotary_emb.inv_freq", None),
+    ],
+)
+def test_a_weight_without_a_place_is_refused_but_not_a_part_by_itself(checkpoint, name, says):
+    """A model with that weight computes something else, and transformers leaves it out."""
+    config, file = config_of(checkpoint), checkpoint / "model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(16)}, file, metadata={"format": "pt"})
+    how = {"dtype": torch.float32, "device": CPU}
+    if says is None:
+        load_model(config, **how)
+    else:
+        assert says in refusal(load_model, config, **how)
+
+
 def add_to_config(directory, **fields):
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
@@ -233,6 +255,14 @@ def test_weights_in_fp8_are_converted(checkpoint, monkeypatch, has_gpu):
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters()]
     for name, each in model.named_parameters():
         torch.testing.assert_close(each, plain.get_parameter(name), rtol=0.07, atol=1e-3)
+    check_saved(model, checkpoint / "saved")
+
+
+def check_saved(model, directory):
+    """A checkpoint of what was quantized is loaded as any other."""
+    model.save_pretrained(directory)
+    again = dict(load_model(config_of(directory), dtype=torch.float32, device=CPU).state_dict())
+    torch.testing.assert_close(again, model.state_dict(), rtol=0, atol=0)
 
 
 def test_experts_in_mxfp4_are_converted(tmp_path):
@@ -255,6 +285,7 @@ def test_experts_in_mxfp4_are_converted(tmp_path):
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]) / 2
     assert torch.equal(experts[0, ::2, 0], torch.cat([numbers, -numbers]))
     assert not experts[0, 1::2, 0].any()
+    check_saved(model, tmp_path / "saved")
 
 
 def test_other_quantized_weights_are_refused_by_their_method(checkpoint):
