@@ -167,10 +167,10 @@ def everything(config: Config) -> Checked:
     here = as_here(config)
     check_parts(config.learner)
     check_attention(here.learner, resolve_device(here.model))
+    check_engine(config)
     tokenizer, settled = load_settled(config)
     notes = [settled]
     check_end(config.model, tokenizer)
-    check_engine(config)
     prove(here, has_engine=config.rollout.engine == "native")
     _check_frozen(config)
     if config.rollout.engine == "vllm" and not is_elsewhere(config):

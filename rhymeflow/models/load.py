@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -78,6 +79,11 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     """Read the model's `config.json` (sizes, layers), without its weights. Raises `UserError` if
     there is none, or the model is not supported."""
     source = readable(config)
+    with explained(source):
+        fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
+        model_type = fields.get("model_type", "llama")  # without one transformers says so
+    if model_type not in CONFIG_MAPPING_NAMES:  # it may come with code, which is not run
+        families.check(source.name, model_type)
     with explained(source):
         hf_config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)

@@ -33,7 +33,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
     with explained(source, "the tokenizer"):
         options = _config_of(Path(source.location)) if has_model else {}
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **options, **offline(source))
+        options |= offline(source) | {"trust_remote_code": False}  # else it asks at the terminal
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.num_embeddings = _num_embeddings(config)

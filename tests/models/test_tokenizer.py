@@ -55,6 +55,16 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path):
     assert same(str(published))
 
 
+def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(tmp_path):
+    directory = tmp_path / "coded"
+    copytree(recipes.directory("demo"), directory)
+    fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields))
+    (directory / "own.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(UserError, match="contains custom code"):
+        load_tokenizer(ModelConfig(name=str(directory)))
+
+
 def test_it_loads_no_model_code():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     own = ["torch._dynamo"] if transformers.__version__.startswith("5.19.") else []
