@@ -16,6 +16,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
@@ -24,7 +25,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -82,7 +82,7 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     with explained(source):
         fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
         model_type = fields.get("model_type", "llama")  # without one transformers says so
-    if model_type not in CONFIG_MAPPING_NAMES:  # it may come with code, which is not run
+    if model_type not in CONFIG_MAPPING:  # it may come with code, which is not run
         families.check(source.name, model_type)
     with explained(source):
         hf_config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **offline(source))

@@ -200,7 +200,8 @@ def test_weights_that_do_not_fit_are_named(checkpoint):
     assert "the weights do not fit its config.json: has no model.layers.2." in message
 
 
-def test_a_type_with_code_of_its_own_is_refused_and_nobody_is_asked(tmp_path):
+def test_a_type_with_code_of_its_own_is_refused_and_nobody_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: "y")
     fields = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_k2.K2"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert "models of type 'kimi_k2' are not" in refusal(load_config, config_of(tmp_path))

@@ -55,7 +55,8 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path):
     assert same(str(published))
 
 
-def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(tmp_path):
+def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: "y")
     directory = tmp_path / "coded"
     copytree(recipes.directory("demo"), directory)
     fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
