@@ -332,6 +332,14 @@ def test_a_router_whose_bias_changes_is_found():
         all_parts()
 
 
+def test_the_engine_never_takes_pefts_layers_for_plain_ones():
+    """They have the weight under the adapter, with which alone it would sample."""
+    model = tiny_model("llama")
+    peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["v_proj"]))
+    with pytest.raises(AssertionError):
+        make_engine(model)
+
+
 def test_an_adapter_knows_its_model(tmp_path, monkeypatch):
     """Also from elsewhere; on another model it is said."""
     monkeypatch.chdir(tmp_path)
