@@ -78,7 +78,9 @@ def deaths(args: argparse.Namespace) -> harness.Found:
         scale = scale_of(name, training, args.scale)
         with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
             config = configure(name, OURS, 0, training, Path(folder) / "quiet", scale)
-            config = emulation.resolved(config.changed(run={"save_steps": 1}))
+            config = emulation.resolved(
+                config.changed(run={"save_steps": 1, "instance_restarts": 100})
+            )
             train(config)
             quiet = published_at(Path(folder) / "quiet")[-1]
             lengths = RecordedWorkload(Path(folder) / "quiet", config)

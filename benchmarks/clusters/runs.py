@@ -162,7 +162,6 @@ def configure(
         "schedule.max_staleness": str(side.bound),
         "drafting.window": "cost" if side.has_drafts else "off",
         "learner.max_steps": str(STEPS),
-        "learner.off_policy_correction": "tis",  # all recorded runs have it
         "run.save_steps": str(SAVED_EVERY),
         "run.save_total_limit": "0",
         "run.seed": str(seed),
