@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 558  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_774, "tests": 47_083, "benchmarks": 8_618}
+TOTALS = {"rhymeflow": 59_774, "tests": 47_083, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
