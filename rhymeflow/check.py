@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow import build, environments, placement
-from rhymeflow.config import Config, LoraConfig, RewardFunction
+from rhymeflow.config import Config, LearnerConfig, LoraConfig, RewardFunction
+from rhymeflow.config.algorithms import ALGORITHMS
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
@@ -80,6 +81,7 @@ def before_start(config: Config) -> None:
     if config.learner.is_used:
         check_sources(config.data)
     check_best_metric(config)
+    _check_own_parts(config.learner)
     for suite in config.eval.suites:
         if suite.steps and suite.source is not None and not is_generator(suite.source):
             check_source(Path(suite.source), f"eval.suites: {suite.name}: source")
@@ -90,6 +92,16 @@ def before_start(config: Config) -> None:
     if config.runtime == "local":
         check_machine(config)
     check_workers_here(config)
+
+
+def _check_own_parts(learner: LearnerConfig) -> None:
+    """Raise `UserError` if a part of the algorithm that no named one has cannot be used."""
+    names = "advantage", "ratio", "surrogate"
+    usual = {(name, parts[name]) for parts in ALGORITHMS.values() for name in names}
+    if not usual.issuperset((name, getattr(learner, name)) for name in names):
+        from rhymeflow.learner.algorithms.losses import check_parts  # loads torch
+
+        check_parts(learner)
 
 
 def check_adapter(config: Config) -> None:

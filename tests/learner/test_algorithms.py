@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import rhymeflow
+from rhymeflow.check import before_start
 from rhymeflow.config import Config, LearnerConfig
 from rhymeflow.config.algorithms import ALGORITHMS, PARTS
-from rhymeflow.config.load import build_config, dump_config, parse_config
+from rhymeflow.config.load import build_config, dump_config, parse_config, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms.advantages import (
     batch_advantages,
@@ -371,10 +372,11 @@ def test_a_users_advantages_are_one_number_for_each():
         ("surrogate", "FILE:constant", "returned losses without a gradient"),
     ],
 )
-def test_what_is_no_part_is_said(tmp_path, field, given, said):
+def test_what_is_no_part_is_said_before_a_run_begins(tmp_path, field, given, said):
     (tmp_path / "mine.py").write_text(OWN)
-    config = learner_config(**{field: given.replace("FILE", str(tmp_path / "mine.py"))})
+    spec = given.replace("FILE", str(tmp_path / "mine.py"))
+    config = read_config("demo", {f"learner.{field}": spec})
     with np.errstate(all="ignore"), pytest.raises(UserError) as error:
-        check_parts(config)
+        before_start(config)
     assert f"learner.{field}: " in str(error.value)
     assert said in str(error.value)
