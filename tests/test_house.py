@@ -23,9 +23,9 @@ ROOMS = {
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 558  # lines of all other files at the first level together
+ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_774, "tests": 47_083, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 59_786, "tests": 47_085, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
