@@ -183,12 +183,12 @@ def everything(config: Config) -> Checked:
     tokenizer, settled = load_settled(config)
     notes = [settled]
     check_end(config.model, tokenizer)
-    prove(here, has_engine=config.rollout.engine == "native")
-    _check_frozen(config)
     if config.rollout.engine == "vllm" and not is_elsewhere(config):
         from rhymeflow.engine.vllm.supported import ask, check_supported
 
         check_supported(config, ask(config))
+    prove(here, has_engine=config.rollout.engine == "native")
+    _check_frozen(config)
     # Output of the user's files must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         tools = environments.all_tool_schemas(config)
