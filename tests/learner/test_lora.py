@@ -84,6 +84,16 @@ def test_gradients_are_those_of_peft(config):
     close(found, expected, 1e-5)
 
 
+def test_its_gradient_may_be_accumulated_before_the_batch_is_complete(config):
+    batch, options = made_up_batch(), {"loss_type": "grpo", "adam_epsilon": 1e-3}
+    whole, early = make_learner(config, **options), make_learner(config, **options)
+    early.accumulate(batch[:8])
+    early.train(batch[8:], 0)
+    whole.train(batch, 0)
+    close(early.rows(), whole.rows(), 1e-4)
+    assert any(each.any() for name, each in early.rows().items() if name.endswith("lora_B"))
+
+
 def test_what_is_frozen_in_any_case_is_not_frozen_by_name(config):
     with pytest.raises(
         UserError, match=r"'\*embed\*' matches no parameter that is trained; .*lora_A"
