@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_786, "tests": 47_085, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 59_786, "tests": 47_095, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
