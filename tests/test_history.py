@@ -2,11 +2,13 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm
@@ -114,6 +116,26 @@ def test_what_the_control_asks_for(wanted, stops, saves, warns):
     with pytest.warns(match="eval_steps says when") if warns else nullcontext():
         made.step_ended(1, row(1))
     assert (made.stop_asked, made.save_asked) == (stops, saves)
+
+
+@pytest.mark.parametrize("resumed", [0, 2])
+def test_early_stopping_compares_with_the_best_evaluation_after_the_start(resumed):
+    args = SimpleNamespace(
+        metric_for_best_model="eval_reward", greater_is_better=True, load_best_model_at_end=True,
+        eval_strategy="steps",
+    )  # fmt: skip
+    values = {1: 0.5, 2: 0.75, 3: 0.5, 4: 0.75}
+    rows = {version: {**row(version), "eval/reward": values[version]} for version in (1, 2)}
+    stops = EarlyStoppingCallback(early_stopping_patience=2)
+    told = Callbacks([stops], args, TrainerState(max_steps=9), Rhythm(), lambda: None)
+    told.begin({version: rows[version] for version in range(1, resumed + 1)})
+    if not resumed:
+        told.evaluated(0, {"eval/reward": 2.0})
+    for version in range(resumed + 1, 5):
+        assert not told.stop_asked
+        told.evaluated(version, {"eval/reward": values[version]})
+    assert told.stop_asked
+    assert (told.state.best_metric, told.state.best_global_step) == (0.75, 2)
 
 
 def test_names_of_suites_may_have_slashes():

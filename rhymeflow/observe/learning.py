@@ -332,7 +332,7 @@ def _not_applied(seen: Seen) -> Verdict | None:
     for name in seen.parts:
         if not any(f"rewards/{name}/mean" in row for row in rows):
             said = f"reward function {name} returned None for every response"
-            return Verdict("reward function returns None", said, "see for what it does so")
+            return Verdict("reward function returns None", said, "see which responses it judges so")
     return None
 
 

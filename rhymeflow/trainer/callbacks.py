@@ -115,18 +115,22 @@ class Callbacks(Observer):
         state: TrainerState,
         rhythm: Rhythm,
         processing_class: Callable[[], Any],
+        best_metric: str = "eval/reward",
     ) -> None:
         from transformers.trainer_callback import TrainerControl  # loads torch
 
         self._callbacks, self._args, self._rhythm = list(callbacks), args, rhythm
         self.state, self._control = state, TrainerControl()
         self._processing_class = processing_class
-        self._history = History(rhythm)
+        self._history, self._best_metric = History(rhythm), eval_name(best_metric)
         self._ended_epochs, self._is_in_epoch = 0, False
 
     def begin(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Call `on_train_begin` with the state of earlier attempts, and begin the first step."""
         self._history.read(rows)
+        self.state.log_history = self._history.entries
+        for entry in self._history.entries:
+            self._note_best(entry)
         self._reach(max(rows, default=0))
         self._ended_epochs = int(self.state.epoch or 0)
         self._call("on_train_begin")
@@ -142,8 +146,7 @@ class Callbacks(Observer):
             self._call("on_log", logs=dict(entry))
         if int(self.state.epoch or 0) > self._ended_epochs:
             self._end_epoch()
-        if self.state.global_step < self.state.max_steps:
-            self._begin_step()
+        self._begin_step()
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """Call `on_log` and `on_evaluate` for an evaluation of `version`."""
@@ -152,6 +155,13 @@ class Callbacks(Observer):
         with self._as_of(version):
             self._call("on_log", logs=dict(entry))
             self._call("on_evaluate", metrics=dict(entry))
+        self._note_best(entry)
+
+    def _note_best(self, entry: Mapping[str, Any]) -> None:
+        """Keep the greatest value after the start, which `EarlyStoppingCallback` compares with."""
+        value, best = entry.get(self._best_metric), self.state.best_metric
+        if value is not None and entry["step"] and (best is None or value > best):
+            self.state.best_metric, self.state.best_global_step = value, entry["step"]
 
     def saved(self, version: int, path: str) -> None:
         """Call `on_save` for a complete checkpoint."""
@@ -166,6 +176,8 @@ class Callbacks(Observer):
         self._call("on_train_end")
 
     def _begin_step(self) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            return
         if not self._is_in_epoch:
             self._is_in_epoch = True
             self._call("on_epoch_begin")

@@ -57,7 +57,10 @@ class Inputs:
         if not hasattr(model, "save_pretrained"):
             raise UserError(f"Trainer: model is a {type(model).__name__}, not a name or a model")
         if hasattr(model, "peft_config"):
-            raise UserError("Trainer: model has LoRA adapters: merge_and_unload() it first")
+            raise UserError(
+                "Trainer: model has LoRA adapters: merge_and_unload() it, or give the model "
+                "without them, and a peft_config (rhymeflow.trl)"
+            )
         self.tokenizer_of_model = processing_class or _tokenizer_of(model, "model")
         return self.saved("model", model, self.tokenizer_of_model)
 

@@ -138,7 +138,7 @@ class Trainer:
             self.add_callback(callback)
         self._state: Any = None
 
-    def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
 
         A second call starts a new run from the trained model, in a directory beside the first.
@@ -172,21 +172,21 @@ class Trainer:
         self._inputs.write(begun=True)
         self._has_begun = True
 
-    def _resume(self, resume_from_checkpoint: bool | str) -> Summary:
+    def _resume(self, resume_from_checkpoint: bool | str | Path) -> Summary:
         from rhymeflow.runtime.resume_options import with_values
         from rhymeflow.runtime.train import resume
 
-        if isinstance(resume_from_checkpoint, str):
-            named = Path(resume_from_checkpoint).resolve()
-            if self.run_dir.resolve() not in (named, *named.parents):
+        if not isinstance(resume_from_checkpoint, bool):
+            given, named = str(resume_from_checkpoint), Path(resume_from_checkpoint).resolve()
+            if not self.has(named):
                 raise UserError(
-                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not in the "
+                    f"Trainer: resume_from_checkpoint = {given!r}: is not in the "
                     f"run directory {self.run_dir}"
                 )
             *older, newest = [*paths_of(self.run_dir).values()] or [named]
             if named in [each.resolve() for each in older]:
                 raise UserError(
-                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: the run goes "
+                    f"Trainer: resume_from_checkpoint = {given!r}: the run goes "
                     f"on from its end, after {newest.name}; to go back, begin a new run with this "
                     "checkpoint as its model"
                 )
@@ -204,6 +204,8 @@ class Trainer:
                 self.__dict__.pop(name, None)
             if observer is None:
                 self._state = None
+            elif not observer.state.global_step and self._has_begun:  # it was finished already
+                observer.begin(metrics.read(self.run_dir))
         self._after_training(summary.seconds)
         if observer is not None:
             observer.end()
@@ -229,8 +231,9 @@ class Trainer:
     def _callback_observer(self) -> Any:
         self._state = self._new_state()
         return Callbacks(
-            self._callbacks, self.args, self._state, self.rhythm, lambda: self.processing_class
-        )
+            self._callbacks, self.args, self._state, self.rhythm, lambda: self.processing_class,
+            self.config.run.best_metric,
+        )  # fmt: skip
 
     def _new_state(self) -> Any:
         from transformers.trainer_callback import TrainerState
@@ -246,6 +249,11 @@ class Trainer:
     def holds_a_run(self) -> bool:
         """Whether there is a run in `run_dir`."""
         return (self.run_dir / EVENTS).exists()
+
+    def has(self, checkpoint: bool | str | Path | None) -> bool:
+        """Whether a path is the run directory's, or in it."""
+        named = Path(checkpoint).resolve() if isinstance(checkpoint, str | Path) else None
+        return named is not None and named.is_relative_to(self.run_dir.resolve())
 
     @property
     def checkpoint(self) -> Path | None:

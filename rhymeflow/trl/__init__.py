@@ -16,14 +16,25 @@ __all__ = [
 ]  # fmt: skip
 
 _DATA_OF_SCRIPTS = "ModelConfig", "DatasetMixtureConfig"
+_REMOVED = {
+    "get_kbit_device_map": "leave device_map out, for a run places its models",
+    "setup_chat_format": "use clone_chat_template",
+}
+"""Names that TRL has removed, and what to do instead."""
 
 
 def __getattr__(name: str) -> Any:
     import trl
 
-    if name.endswith(("Trainer", "Config")) and name not in _DATA_OF_SCRIPTS and hasattr(trl, name):
+    if name in _REMOVED and not hasattr(trl, name):
+        raise ImportError(f"rhymeflow.trl has no {name}, nor has TRL any more: {_REMOVED[name]}")
+    is_trainers = name.endswith(("Trainer", "Config")) and name not in _DATA_OF_SCRIPTS
+    if name == "experimental" or (is_trainers and hasattr(trl, name)):
         own = ", ".join(each for each in __all__ if each.endswith("Trainer"))
-        raise AttributeError(f"rhymeflow.trl has no {name}: it has {own} (docs/from-trl.md)")
-    if name.startswith("_") or name == "experimental" or not hasattr(trl, name):
+        raise ImportError(  # of an `AttributeError`, `from rhymeflow.trl import` shows no word
+            f"rhymeflow.trl has no {name}: it trains by {own}, and `rhymeflow sft` fine-tunes; "
+            f"what does not train with them needs `from trl import {name}` (docs/from-trl.md)"
+        )
+    if name.startswith("_") or not hasattr(trl, name):
         raise AttributeError(f"module 'rhymeflow.trl' has no attribute {name!r}")
     return getattr(trl, name)

@@ -21,6 +21,9 @@ REMOVED = {
     "max_prompt_length": "give rhymeflow={'data.max_prompt_length': N}; a longer prompt is refused "
     "with its row, not cut",
     "warmup_ratio": "warmup_steps takes a share below 1, too",
+    "overwrite_output_dir": "leave it out; a second run goes to output_dir-2",
+    "logging_dir": "leave it out; TensorBoard's files are in output_dir",
+    "save_safetensors": "leave it out; weights are saved so",
 }
 """Fields that TRL has removed, and what to do instead."""
 

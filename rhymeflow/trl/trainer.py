@@ -7,6 +7,7 @@ effect, which a notice says.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import trl
 from accelerate import Accelerator
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import TrainerCallback
 from transformers.trainer_pt_utils import log_metrics
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError, counted, within
@@ -93,10 +95,10 @@ class GRPOTrainer(Trainer):
             if value is not None:
                 raise UserError(f"{title}: {name} is not supported: {UNSUPPORTED[name]}")
         if unknown:
-            raise UserError(f"{title}: takes no argument {', '.join(unknown)}")
+            hint = "; did you mean processing_class?" if "tokenizer" in unknown else ""
+            raise UserError(f"{title}: takes no argument {', '.join(unknown)}{hint}")
         _check_overridden(type(self))
-        if train_dataset is None:
-            raise UserError(f"{title}: train_dataset is needed")
+        _check_rows(train_dataset, title)
         check_one_process()
         if args is None:
             args = self.config_class(f"{_short_name(model)}-{title.removesuffix('Trainer')}")
@@ -123,7 +125,9 @@ class GRPOTrainer(Trainer):
             fields["max_turns"] = UNLIMITED_TURNS if max_calls is None else max_calls + 1
         elif given.get("max_tool_calling_iterations") is not None:
             notices.append("max_tool_calling_iterations has no effect without tools")
-        fields |= own_fields(args)
+        fields |= (own := own_fields(args))
+        if not (reward_funcs or environment_factory or self._teacher or _judges(own)):
+            raise UserError(f"{title}: reward_funcs is needed, or an environment_factory")
         super().__init__(
             model=model,
             reward_funcs=_reward_models(reward_funcs),
@@ -138,7 +142,8 @@ class GRPOTrainer(Trainer):
             tools=tools or None,
             callbacks=callbacks,
         )
-        self.args = args
+        self.args, self.reward_funcs = args, reward_funcs
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.takes_best = bool(given["load_best_model_at_end"])
         self.hub = {
             "repo_id": given["hub_model_id"],
@@ -152,15 +157,17 @@ class GRPOTrainer(Trainer):
             never = {"suites": tuple(suites)}
             self.config = self.config.changed(data={"eval_size": 0}, eval=never)
         self.rhythm = _rhythm(given, length)
+        links = [CheckpointLinks(lambda: self.run_dir)]  # before a script's own `on_save`
+        self._callbacks[:0] = links if given["save_strategy"] != "no" else []
         for notice in [*notices, *self._differences()]:
             print(f"rhymeflow: {notice}")
 
     def train(  # type: ignore[override]
-        self, resume_from_checkpoint: bool | str | None = None, **_: Any
+        self, resume_from_checkpoint: bool | str | Path | None = None, **_: Any
     ) -> TrainOutput:
         """Run to the end; see `Trainer.train`. If `output_dir` holds a run that is not resumed,
         this run gets a directory beside it."""
-        if self.holds_a_run and not self.is_trained:
+        if self.holds_a_run and not self.is_trained and not self.has(resume_from_checkpoint):
             self._choose_run_dir(resumes=bool(resume_from_checkpoint))
         summary = super().train(resume_from_checkpoint)
         loss = self.state.log_history[-1]["train_loss"]
@@ -277,6 +284,24 @@ class GRPOTrainer(Trainer):
         )
 
 
+class CheckpointLinks(TrainerCallback):
+    """Makes `checkpoint-N` in the run directory, where scripts and `get_last_checkpoint` look, a
+    link to the checkpoint after step N."""
+
+    def __init__(self, run_dir: Callable[[], Path]) -> None:
+        self._run_dir = run_dir
+
+    def on_save(self, args: Any, state: Any, control: Any, *, checkpoint: str, **_: Any) -> None:
+        """Link a complete checkpoint; drop the links to those that were deleted."""
+        run_dir = self._run_dir()
+        for link in run_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            if not link.exists():
+                link.unlink()
+        link = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if not link.exists():
+            link.symlink_to(os.path.relpath(checkpoint, run_dir))
+
+
 class RLOOTrainer(GRPOTrainer):
     """As `GRPOTrainer`, of TRL's `RLOOTrainer`; `args` is an `RLOOConfig`."""
 
@@ -328,11 +353,41 @@ def _check_overridden(kind: type[GRPOTrainer]) -> None:
                 )
 
 
+def _check_rows(dataset: Any, title: str) -> None:
+    """Raise `UserError` if these are no rows to train on, or rows with images."""
+    if dataset is None:
+        raise UserError(f"{title}: train_dataset is needed")
+    if isinstance(dataset, Mapping):
+        raise UserError(
+            f"{title}: train_dataset is a mapping of {', '.join(map(repr, dataset))}: give one part"
+        )
+    names = getattr(dataset, "column_names", None) or ()
+    if isinstance(dataset, list) and dataset and isinstance(dataset[0], Mapping):
+        names = dataset[0]
+    for name in ("image", "images"):
+        if name in names:
+            raise UserError(
+                f"{title}: train_dataset: column {name!r}: images are not supported; leave the "
+                "column out if prompts are text"
+            )
+
+
+def _judges(own: Mapping[str, Any]) -> bool:
+    """Whether fields of ours say what rewards responses."""
+    return any(name.startswith(("reward.", "environment.", "functions")) for name in own)
+
+
 def _check_evaluation(given: Values, eval_dataset: Any, title: str) -> None:
     """Raise `UserError` if evaluations are asked for, and there is nothing to evaluate on."""
     strategy = given["eval_strategy"]
     if eval_dataset is None and strategy != "no":
         raise UserError(f"{title}: eval_strategy = {strategy!r} needs an eval_dataset")
+    has_several, metric = isinstance(eval_dataset, Mapping), given["metric_for_best_model"]
+    if has_several and given["load_best_model_at_end"] and metric in ("reward", "eval_reward"):
+        raise UserError(
+            f"{title}: metric_for_best_model = {metric!r}: with several eval sets, give "
+            "eval_NAME_reward of one"
+        )
 
 
 def _indented(metrics: Mapping[str, Any]) -> str:

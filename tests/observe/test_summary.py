@@ -92,7 +92,7 @@ def test_a_verdict_says_since_when_it_holds(tmp_path, monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     judged.clear()
     inspect.inspect(run_dir, inspect.Question(), console)
-    assert "(since step 4): see for what it does so" in console.file.getvalue()
+    assert "(since step 4): see which responses it judges so" in console.file.getvalue()
     assert len(judged) == 1
 
 

@@ -13,15 +13,18 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from rhymeflow import Trainer, recipes
 from rhymeflow.config import Config
 from rhymeflow.runtime import train as runs
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
+from rhymeflow.trl.trainer import CheckpointLinks
 from tests.refused import refusal
 
 ROWS = [{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(8)]
 DEMO = str(recipes.directory("demo"))
+LEFT = [{"step": n, "time": n, "loss": n / 4, "reward": 3.0} for n in (1, 2)]
 
 
 def made(tmp_path: Path, **given: Any) -> GRPOTrainer:
@@ -57,8 +60,7 @@ def training_is_made_up() -> Iterator[list[Config]]:
 
     def attempt(config: Config, run_dir: Path, *_: Any, **__: Any) -> Any:
         begun.append(config)
-        rows = [{"step": n, "time": n, "loss": n / 4, "reward": 3.0} for n in (1, 2)]
-        leave(run_dir, rows, (2,))
+        leave(run_dir, LEFT, (2,))
         return SimpleNamespace(seconds=1.5, trajectories=8)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +145,38 @@ def test_train_again_goes_on_from_there(trained):
         assert trained.train().global_step == 2
     assert trained.run_dir == first.with_name("out-2")
     assert [Path(each.model.name) for each in begun] == [first / "checkpoints" / "step-2"]
+
+
+def test_checkpoints_are_where_scripts_look_and_resume_from_there(tmp_path, monkeypatch):
+    run_dir, resumed = tmp_path / "out", list[Path]()
+    run_dir.mkdir()
+    links = CheckpointLinks(lambda: run_dir)
+    leave(run_dir, LEFT, (1, 2))
+    for step in (1, 2, 2):
+        path = str(run_dir / "checkpoints" / f"step-{step}")
+        links.on_save(None, SimpleNamespace(global_step=4 * step), None, checkpoint=path)
+    shutil.rmtree(run_dir / "checkpoints" / "step-1")
+    assert get_last_checkpoint(str(run_dir)) == str(run_dir / "checkpoint-8")
+    links.on_save(None, SimpleNamespace(global_step=8), None, checkpoint=path)
+    assert [each.name for each in run_dir.glob("checkpoint-*")] == ["checkpoint-8"]
+    (run_dir / "events.db").touch()
+    (tmp_path / "out-2").mkdir()
+    (tmp_path / "out-2" / "events.db").touch()
+
+    def resume(run_dir: Path, *_: Any, begin: Any, **__: Any) -> Any:
+        resumed.append(run_dir)
+        begin(run_dir)  # and there is nothing to do
+        return SimpleNamespace(seconds=1.5, trajectories=8)
+
+    monkeypatch.setattr(runs, "resume", resume)
+    for given in (True, str(run_dir / "checkpoint-8"), tmp_path / "out-2" / "checkpoint-8"):
+        made(tmp_path).train(resume_from_checkpoint=given)
+    assert [each.name for each in resumed] == ["out-2", "out", "out-2"]
+    elsewhere = refusal(made(tmp_path).train, resume_from_checkpoint=tmp_path / "other")
+    assert "is not in the run directory" in elsewhere
+    watched = made(tmp_path, callbacks=[TrainerCallback])
+    assert watched.train(resume_from_checkpoint=run_dir).global_step == 2
+    assert [each["step"] for each in watched.state.log_history] == [1, 2, 2]
 
 
 def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path):

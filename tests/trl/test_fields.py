@@ -70,6 +70,7 @@ def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later():
         ({"learning_rte": 1}, "there is no field 'learning_rte'; did you mean learning_rate"),
         ({"max_prompt_length": 9}, "max_prompt_length: TRL has no such field any more; give"),
         ({"warmup_ratio": 0.1}, "warmup_steps takes a share below 1"),
+        ({"overwrite_output_dir": True}, "leave it out; a second run goes to output_dir-2"),
         ({"zzz": 1}, "no field 'zzz'$"),
         ({"num_generations": 3}, "must be divisible by num_generations"),
         ({"eval_strategy": "best"}, "best is not a valid IntervalStrategy"),

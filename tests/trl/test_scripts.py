@@ -90,7 +90,8 @@ def test_a_recipe_and_options_of_its_own(run_script, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=DEMO, template=MESSAGES))
     written_rows(tmp_path / "rows", problem=lambda n: f"a{n} b{n}?", answer=lambda n: 2 * n)
     printed = run_script(SCRIPTS / "own_config.py", "--config", "recipe.yaml", "--longest", "500")
-    assert "SAVED Add up  2" in printed
+    assert "SAVED Add up  2 adapter_config.json" in printed
+    assert "LAST out/checkpoint-2\n" in printed
     assert "lora_dropout = 0.05: there is no dropout" in printed
     assert "eval_rewards/short/mean" in printed
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())

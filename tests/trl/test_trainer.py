@@ -188,8 +188,25 @@ def test_fields_become_ours(tmp_path, field, path, value):
         ({"trainer": {"quantization_config": 1}}, "quantization_config is a int, should be tran"),
         ({"trainer": {"rollout_func": print}}, "rollout_func is not supported: environment"),
         ({"trainer": {"train_dataset": None}}, "train_dataset is needed"),
+        (
+            {"trainer": {"train_dataset": {"train": ROWS}}},
+            "is a mapping of 'train': give one part",
+        ),
+        ({"trainer": {"train_dataset": [{"prompt": "a", "images": ["b"]}]}}, "column 'images': im"),
+        ({"trainer": {"reward_funcs": None}}, "reward_funcs is needed, or an environment_factory"),
+        ({"trainer": {"reward_funcs": []}}, "reward_funcs is needed, or an environment_factory"),
+        ({"trainer": {"tokenizer": 3}}, "no argument tokenizer; did you mean processing_class"),
         ({"trainer": {"args": 3}}, "args is a int"),
         ({"eval_strategy": "epoch"}, "eval_strategy = 'epoch' needs an eval_dataset"),
+        (
+            {
+                "trainer": {"eval_dataset": {"a": ROWS}},
+                "load_best_model_at_end": True,
+                "metric_for_best_model": "eval_reward",
+                **dict.fromkeys(("eval_strategy", "save_strategy"), "epoch"),
+            },
+            "metric_for_best_model = 'eval_reward': with several eval sets, give eval_N",
+        ),
         ({"trainer": {"formatting_func": 3}}, "takes no argument formatting_func"),
     ],
 )
@@ -504,6 +521,12 @@ def test_other_names_of_a_script_are_trls():
     for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_peft_config", "get_dataset"):
         assert getattr(rhymeflow.trl, name) is getattr(trl, name)
     assert rewards.think_format_reward is trl.rewards.think_format_reward
-    for name in ("DPOTrainer", "SFTConfig", "experimental", "no_such_name"):
-        with pytest.raises(AttributeError, match=name):
-            getattr(rhymeflow.trl, name)
+    assert not hasattr(rhymeflow.trl, "no_such_name")
+    for name, said in (
+        ("DPOTrainer", "trains by .*GRPOTrainer.*; what does not train with them needs `from trl"),
+        ("SFTConfig", "has no SFTConfig: .*`rhymeflow sft` fine-tunes"),
+        ("experimental", "has no experimental: it trains by"),
+        ("get_kbit_device_map", "nor has TRL any more: leave device_map out"),
+    ):
+        with pytest.raises(ImportError, match=said):
+            exec(f"from rhymeflow.trl import {name}")

@@ -8,7 +8,7 @@ from functools import partial, update_wrapper
 
 import datasets
 import transformers
-from transformers import AutoTokenizer, TrainerCallback, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 import rhymeflow.trl as trl
@@ -42,7 +42,8 @@ class OwnArguments(trl.ScriptArguments):
 
 class Counting(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
-        print("SAVED", args.system_prompt, state.global_step)
+        here = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        print("SAVED", args.system_prompt, state.global_step, sorted(os.listdir(here))[0])
 
 
 def accuracy(completions, answer, **kwargs):
@@ -78,16 +79,17 @@ def main(script_args, training_args, model_args):
         return {"prompt": [system, {"role": "user", "content": row["problem"]}]}
 
     dataset = dataset.map(make_conversation)
-    training_args.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
-        "use_cache": not training_args.gradient_checkpointing,
-        "quantization_config": get_quantization_config(model_args),
-    }
+    model = AutoModelForCausalLM.from_pretrained(
+        model_args.model_name_or_path,
+        revision=model_args.model_revision,
+        attn_implementation=model_args.attn_implementation,
+        dtype=model_args.dtype,
+        use_cache=not training_args.gradient_checkpointing,
+        quantization_config=get_quantization_config(model_args),
+    )
     evaluates = training_args.eval_strategy != "no"
     trainer = GRPOTrainer(
-        model=model_args.model_name_or_path,
+        model=model,
         reward_funcs=rewards(script_args),
         args=training_args,
         train_dataset=dataset[script_args.dataset_train_split],
@@ -116,6 +118,7 @@ def main(script_args, training_args, model_args):
         trainer.save_metrics("eval", metrics)
     if training_args.push_to_hub:
         trainer.push_to_hub(**about)
+    print("LAST", get_last_checkpoint(training_args.output_dir))
 
 
 if __name__ == "__main__":
