@@ -18,14 +18,14 @@ ROOMS = {
     "memory.py": 455, "models": 2_831, "observe": 3_422, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_030, "runtime": 5_517, "sandbox": 404,
     "sft": 487, "sim": 3_154,
-    "store": 2_594, "suites": 345, "trainer": 1_044, "trl": 1_232, "utils": 1_503, "weights": 1_937,
+    "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_301, "utils": 1_503, "weights": 1_937,
     "workers": 2_370,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_786, "tests": 47_095, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 59_878, "tests": 47_179, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -291,7 +291,7 @@ class CheckpointLinks(TrainerCallback):
     def __init__(self, run_dir: Callable[[], Path]) -> None:
         self._run_dir = run_dir
 
-    def on_save(self, args: Any, state: Any, control: Any, *, checkpoint: str, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, checkpoint: str = "", **_: Any) -> None:
         """Link a complete checkpoint; drop the links to those that were deleted."""
         run_dir = self._run_dir()
         for link in run_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
