@@ -219,7 +219,7 @@ def head_bytes(config: Config, model: ModelSize) -> int:
 
     A chunk has logits, log-probabilities and probabilities; with a temperature or top-k also what
     the logits were before, and for top-p they are sorted. CPUs take so few rows at a time that the
-    rest does not count.
+    rest does not count, but the head's weight in float32.
     """
     learner, rollout = config.learner, config.rollout
     logits = learner.logits_chunk_size * model.vocab_size * MASTER
@@ -227,7 +227,8 @@ def head_bytes(config: Config, model: ModelSize) -> int:
     if learner.distillation.is_divergence:  # the teacher's logits, and before the temperature
         taught = logits * (1 if rollout.temperature == 1.0 else 2)
     if model.device == "cpu":
-        return logits + taught
+        is_copied = model.bytes_per_value != MASTER  # the head computes in float32
+        return logits + taught + is_copied * MASTER * model.vocab_size * model.hidden_size
     copies = 3 if rollout.temperature in (0.0, 1.0) and not rollout.top_k else 4
     if rollout.top_p < 1.0:
         copies = 6

@@ -307,6 +307,9 @@ def test_the_plan_counts_what_an_adapter_trains(tmp_path):
     assert found["AdamW moments (2 x float32)"] == 8 * own
     assert found["weights, two slots in shared memory"] == 2 * 2 * own
     assert found["weights (bfloat16)"] == 2 * (own + without.num_parameters)
+    exact = memory.model_here(tiny_config(tmp_path, model={"dtype": "float32"}))
+    more = memory.head_bytes(adapted, model) - memory.head_bytes(adapted, exact)
+    assert more == 4 * sizes.vocab_size * hidden, "the head's weight in float32"
     beta = adapted.changed(learner={"beta": 0.1})
     assert memory.here(beta, model, 10) == memory.here(adapted, model, 10)  # no reference
     two = adapted.changed(learner={"num_ranks": 2})
