@@ -90,11 +90,11 @@ class RunConfig(Section):
     environments have their own `timeout`. Work before the first piece (loading the model,
     compiling, vLLM's start) may take an hour."""
     instance_restarts: NonNegative = 3
-    """How many rollout instances of a run are replaced after they died or hung, while their
-    responses continue elsewhere; one more stops the run. It is also how often the learner is
-    restored from its checkpoint, and the reward worker and the history worker are started again,
-    each counted by itself; without a history worker the run continues. An error (not a death) in
-    any worker but the history worker stops the run at once."""
+    """How many rollout instances are replaced within an hour after they died or hung, while their
+    responses continue elsewhere; one more stops the run. It is also how often in an hour the
+    learner is restored from its checkpoint, and the reward worker and the history worker are
+    started again, each counted by itself; without a history worker the run continues. An error
+    (not a death) in any worker but the history worker stops the run at once."""
 
     @property
     def best_suite(self) -> str:

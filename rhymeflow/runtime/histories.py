@@ -19,15 +19,14 @@ from rhymeflow.workers.messages import HistoryGrew, UseDrafter
 @dataclass(slots=True)
 class _Node:
     worker: str | None  # the node's history worker; None: it was lost too often
-    num_started: int = 1  # workers so far, the first included
     index: IndexHandle | None = None
     num_tokens: int = 0
     drafting: set[str] = field(default_factory=set)  # instances that have this index
 
 
 class Histories:
-    """The history workers of a run, if it drafts. On each node at most `run.instance_restarts` are
-    replaced. `free` frees the shared memory of a name on this machine."""
+    """The history workers of a run, if it drafts; each node's are counted by themselves for
+    `run.instance_restarts`. `free` frees the shared memory of a name on this machine."""
 
     def __init__(
         self,
@@ -38,7 +37,6 @@ class Histories:
         free: Callable[[str], None],
     ) -> None:
         self._is_enabled = config.drafting.window != "off"
-        self._restarts = config.run.instance_restarts
         self._supervisor, self._warn, self._free = supervisor, reporter.warn, free
         self._nodes: dict[str, _Node] = {}
 
@@ -83,14 +81,14 @@ class Histories:
         if not any(instance.node == name for instance in self._supervisor.instances.values()):
             del self._nodes[name]
             self._warn(f"{loss.reason}; its node has no instances any more")
-        elif node.num_started > self._restarts:
+        elif not self._supervisor.may_replace(f"history of {name}"):
             node.worker = None
             self._warn(
                 f"{loss.reason}; it was replaced as often as run.instance_restarts allows; the run "
                 "continues and drafts from what history there is"
             )
         else:
-            node.worker, node.num_started = self._start(name), node.num_started + 1
+            node.worker = self._start(name)
             self._warn(f"{loss.reason}; the run continues, its history is rebuilt from the store")
 
     def _start(self, node: str) -> str:

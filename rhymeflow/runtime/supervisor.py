@@ -6,7 +6,7 @@ that died. A worker that reports a defect ends the run, except a history worker,
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -28,6 +28,11 @@ from rhymeflow.runtime.base import (
 from rhymeflow.suites.suite import uses_environments
 from rhymeflow.utils.cores import cores_of_ranks
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
+
+
+RESTARTS_WITHIN = 3600.0
+"""Seconds in which `run.instance_restarts` are counted: on many machines something always dies in
+the end, but what is wrong with a run itself kills its workers one soon after another."""
 
 
 class WorkerDied(RunError):  # noqa: N818
@@ -62,7 +67,8 @@ class Supervisor:
         for name in used_names:
             stem, _, number = name.partition(".")
             self._num_started[stem] = max(self._num_started[stem], int(number or 0) + 1)
-        self._restarts_left = config.run.instance_restarts
+        self._replaced: dict[str, deque[float]] = defaultdict(deque)
+        self._now = 0.0
         self.instances: dict[InstanceId, WorkerHandle] = {}
         self.ranks: list[WorkerHandle] = []  # the learner's ranks; only rank 0 answers
         self.rewards: WorkerHandle
@@ -95,6 +101,7 @@ class Supervisor:
 
         Raises:
             UserError, WorkerDied: a worker reports a user's mistake, or a defect."""
+        self._now = now
         for worker in self._workers.values():
             if worker.heard is None and worker.handle.node is not None:
                 worker.heard = worker.advanced = now
@@ -130,13 +137,20 @@ class Supervisor:
                     name, f"{name} has {what} for {limit:g} seconds (run.worker_timeout): it hangs"
                 )
 
+    def may_replace(self, what: str) -> bool:
+        """Count a worker of this kind that was lost; return whether `run.instance_restarts` lets
+        another take its place."""
+        times = self._replaced[what]
+        while times and times[0] <= self._now - RESTARTS_WITHIN:
+            times.popleft()
+        times.append(self._now)
+        return len(times) <= self._config.run.instance_restarts
+
     def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
         """End a lost instance and start another in its place; return None if there are enough.
-        Raises `WorkerDied` after `run.instance_restarts` losses, not counting those of nodes."""
-        if not loss.with_node:
-            if self._restarts_left == 0:
-                raise WorkerDied(loss.reason)
-            self._restarts_left -= 1
+        Raises `WorkerDied` after too many losses, not counting those of nodes."""
+        if not loss.with_node and not self.may_replace("rollout"):
+            raise WorkerDied(loss.reason)
         self.end(loss.worker)
         del self.instances[loss.worker]
         if len(self.instances) >= self._config.rollout.num_instances:
@@ -156,11 +170,11 @@ class Supervisor:
 
     def replace(self, loss: WorkerLost) -> WorkerHandle:
         """End a lost worker that is no instance, or with one rank all ranks, and start another.
-        Raises `WorkerDied` after `run.instance_restarts` losses of its role."""
+        Raises `WorkerDied` after too many losses of its role."""
         role = self.role(loss.worker)
         if role == "learner_rank":
             role = "learner"
-        if self._num_started[role] > self._config.run.instance_restarts:
+        if not self.may_replace(role):
             raise WorkerDied(loss.reason)
         if role in ("learner", "policy"):
             for worker in self.ranks:

@@ -166,6 +166,23 @@ def test_only_those_that_did_not_go_with_their_node_are_counted():
         supervisor.replace_instance(WorkerLost(*supervisor.instances, "it died again"))
 
 
+@pytest.mark.parametrize("lost", ["rollout", "learner", "reward"])
+def test_a_loss_counts_for_an_hour(watch, lost):
+    def lose(now):
+        list(watch.supervisor.watch((), now))
+        if lost == "rollout":
+            watch.supervisor.replace_instance(WorkerLost(*watch.supervisor.instances, "it died"))
+        else:
+            is_learner = lost == "learner"
+            worker = watch.supervisor.learner if is_learner else watch.supervisor.rewards
+            watch.supervisor.replace(WorkerLost(worker.name, "it died"))
+
+    for hour in range(3):
+        lose(3600.0 * hour)
+    with pytest.raises(WorkerDied):
+        lose(3600.0 * 2.99)
+
+
 @pytest.mark.parametrize("lost", ["learner-rank-1", "reward"])
 def test_others_are_replaced_as_often_as_may_be_and_ranks_together(watch, lost):
     again = watch.supervisor.replace(WorkerLost(lost, "it died")).name
