@@ -29,7 +29,6 @@ from rhymeflow.suites.suite import uses_environments
 from rhymeflow.utils.cores import cores_of_ranks
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 
-
 RESTARTS_WITHIN = 3600.0
 """Seconds in which `run.instance_restarts` are counted: on many machines something always dies in
 the end, but what is wrong with a run itself kills its workers one soon after another."""
