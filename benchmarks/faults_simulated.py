@@ -60,7 +60,7 @@ class Cell(NamedTuple):
     @property
     def rollout(self) -> int:
         """Devices that only generate; 0: all alternate."""
-        return self.devices // 4 if self.bound else 0
+        return self.devices // 2 if self.bound else 0
 
     def kinds(self) -> dict[str, int]:
         """What dies of one failed device, and of how many devices that is so."""
