@@ -24,6 +24,7 @@ from benchmarks.faults_simulated import MTBF_HOURS, RATES
 from benchmarks.training.train import train
 from rhymeflow import emulation
 from rhymeflow.config import Config
+from rhymeflow.config.load import build_config
 from rhymeflow.core.events import InstanceJoined, InstanceLeft, LearnerReady
 from rhymeflow.sim.faults import DETECTION, HOUR, Death
 from rhymeflow.sim.workload import RecordedWorkload, uniform
@@ -150,16 +151,15 @@ def killed(run_dir: Path, kind: str, times: Sequence[float], scale: float) -> li
     if kind == "learner":
         began = datetime.fromisoformat(first.started).timestamp()
         left, back = [(first.time + (at - began) * scale, 0) for at in times], back[1:]
-    pairs = zip(left, back, strict=True)
+    pairs = zip(left, back, strict=False)  # the last may not be back when the run ends
     return [Killed(at - ready, joined - at, site) for (at, site), joined in pairs]
 
 
 def told(config: Config, found: Sequence[Killed]) -> Config:
     """The configuration whose simulation has workers away for as long as they were."""
     away = max(0.0, statistics.median(death.away for death in found) - DETECTION)
-    times = {"instance_seconds": away, "learner_seconds": away}
-    simulation = {**config.simulation.model_dump(), "faults": times}
-    return config.changed(simulation=simulation)
+    fields = {f"simulation.faults.{who}_seconds": away for who in ("instance", "learner")}
+    return build_config(fields, base=config, where="deaths")
 
 
 def dying(found: Sequence[Killed], kind: str) -> list[Death]:
