@@ -134,7 +134,7 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     model: PreTrainedModel
     model, report = loaded
     if is_text_alone or quantization:  # it is saved as a text model, in 16 or 32 bits
-        del model._weight_conversions
+        vars(model).pop("_weight_conversions", None)  # transformers 5.24 has done so itself
     _check_complete(source, model, report)
     for name, parameter in model.named_parameters():
         check_finite(source, name, parameter)
