@@ -318,7 +318,7 @@ def published_at(run_dir: Path) -> list[float]:
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         for _, time, event in reader.events():
             match event:
-                case LearnerReady() | InstanceJoined():
+                case LearnerReady() | InstanceJoined() if not published:  # not those that replace
                     ready = max(ready, time)
                 case VersionPublished():
                     published.append(time)
