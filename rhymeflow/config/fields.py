@@ -219,7 +219,7 @@ _OTHER_NAMES = {
 USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 """Other trainers' names for fields; suggested in messages, never accepted."""
 
-OF_OTHERS = {
+SECTIONS_OF_OTHERS = {
     "actor_rollout_ref": "verl", "gconfig": "AReaL", "orchestrator": "prime-rl", "grpo": "NeMo-RL",
     "generator": "SkyRL",
 }  # fmt: skip

@@ -149,7 +149,7 @@ def on_observed(state: State, event: events.Observed) -> None:
     if member is not None:
         member.observed += event.length - member.length
         member.length = event.length
-        state.queue.put(event.trajectory, member.version, last=not member.length)
+        state.queue.put(event.trajectory, member.version, last=member.is_before_first_call)
 
 
 def on_episode_ended(state: State, event: events.EpisodeEnded) -> Commands:

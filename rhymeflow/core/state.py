@@ -252,7 +252,7 @@ class State:
         member = self.groups[trajectory.group].members[trajectory.member]
         if not member.apply(cause):
             return False
-        self.queue.put(trajectory, member.version, last=member.turn > 0 and not member.length)
+        self.queue.put(trajectory, member.version, last=member.is_before_first_call)
         return True
 
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:

@@ -33,7 +33,7 @@ TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 ABSENT = ("data_source", "extra_info")
 """Arguments that verl always passes; without such columns they are None and an empty mapping."""
 
-OF_OTHERS = {
+ARGUMENTS_OF_OTHERS = {
     "queries": "OpenRLHF",
     "prompt_ids": "AReaL",
     "sample": "slime",
@@ -160,7 +160,8 @@ class Judge:
             raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
         if (name := self._takes.missing(given)) is not None:
-            theirs = next((OF_OTHERS[each] for each in self._takes.names if each in OF_OTHERS), "")
+            known = ARGUMENTS_OF_OTHERS
+            theirs = next((known[each] for each in self._takes.names if each in known), "")
             raise UserError(
                 f"reward function {self._name}: takes an argument {name!r}, and the data has "
                 f"no such column{nearest(name, set(columns))}"

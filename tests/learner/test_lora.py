@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rhymeflow import memory
 from rhymeflow.config import LoraConfig
+from rhymeflow.cpu import products
 from rhymeflow.cpu.products import Repacked
 from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.native_engine import NativeEngine
@@ -213,6 +214,20 @@ def test_what_products_read_of_an_adapter_is_proved(published, when, monkeypatch
 
     with pytest.raises(ChecksumMismatch, match=r"in the copy .* first model\.layers\.0\..*lora_"):
         a_few()
+
+
+def test_what_products_read_under_an_adapter_is_proved_at_the_start(config, published, monkeypatch):
+    """Each copy, whatever the log-probabilities of a few sequences say."""
+    _, _, reader, _ = published
+    packed = products._packed
+
+    def turned(weight_OI):
+        return packed(weight_OI.roll(1) if min(weight_OI.shape) > 4 else weight_OI)  # its base
+
+    monkeypatch.setattr(products, "_packed", turned)
+    monkeypatch.setattr(NativeEngine, "prove", lambda self: None)
+    with pytest.raises(ChecksumMismatch, match=r"in the copy that products read, first "):
+        NativeEngine(config, reader, instance="b", drafter_for=None)
 
 
 @pytest.mark.parametrize("whose", ["engine", "learner"])

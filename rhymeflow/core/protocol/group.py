@@ -102,6 +102,11 @@ class Member:
         """Tokens that the policy generated."""
         return self.length - self.observed
 
+    @property
+    def is_before_first_call(self) -> bool:
+        """Whether it is an agent's whose program has started and asked for nothing yet."""
+        return self.turn > 0 and not self.length
+
     def apply(self, cause: type) -> bool:
         """Make the transition of this kind of command or event; False: the table has none."""
         to = TRANSITIONS[cause].get(self.state)
