@@ -96,7 +96,7 @@ def before_start(config: Config) -> None:
 
 def _check_own_parts(learner: LearnerConfig) -> None:
     """Raise `UserError` if a part of the algorithm that no named one has cannot be used."""
-    names = "advantage", "ratio", "surrogate"
+    names = "advantage", "ratio", "surrogate", "loss_type"
     usual = {(name, parts[name]) for parts in ALGORITHMS.values() for name in names}
     if not usual.issuperset((name, getattr(learner, name)) for name in names):
         from rhymeflow.learner.algorithms.losses import check_parts  # loads torch
@@ -170,14 +170,12 @@ def everything(config: Config) -> Checked:
     from rhymeflow.environments.agents import check_program
     from rhymeflow.environments.episodes import Episodes
     from rhymeflow.environments.template import load_settled
-    from rhymeflow.learner.algorithms.losses import check_parts  # loads torch, so not before
-    from rhymeflow.learner.policy import check_attention
+    from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.models.load import check_end, check_engine
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import max_length, unseen_tokens
 
     here = as_here(config)
-    check_parts(config.learner)
     check_attention(here.learner, resolve_device(here.model))
     check_engine(config)
     tokenizer, settled = load_settled(config)

@@ -165,7 +165,7 @@ near 1: algorithms that differ in the ratio alone learn nearly the same.
 
 ## A function of yours
 
-`advantage`, `ratio` and `surrogate` also take `path/to/file.py:function`:
+`advantage`, `ratio`, `surrogate` and `loss_type` also take `path/to/file.py:function`:
 
 ```python
 def advantage(rewards, lengths):  # of a group, arrays
@@ -178,12 +178,15 @@ def ratio(log_ratios, advantages, responses, config):  # of tokens; .mean(x), .s
 
 def surrogate(ratios, advantages, logprobs, config):  # returns losses
     return -ratios * advantages
+
+
+def loss_type(length, max_completion_length):  # of a response's tokens in the loss, perhaps 0
+    return 1 / max(length, 1), 1.0  # factor of each of them; what it adds to the divisor
 ```
 
 Each is tried before the run, and one that raises, or gives another number of values, or NaN, is
-refused by name. A normalisation of yours is a part of the advantage, which every loss here is in
-proportion to: with `loss_type: dr_grpo`, divide it by what you like of `lengths`, the tokens of
-each response in the loss.
+refused by name. The normalisation above is GRPO's: the divisor of an optimizer step is
+the sum over its responses.
 
 ## PPO's critic
 

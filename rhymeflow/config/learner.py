@@ -201,11 +201,13 @@ class LearnerConfig(Section):
     weighted by the advantage and the clipped ratio without gradient (`weighted_log`, CISPO); a
     `sigmoid` of the ratio (SAPO); or ratio times advantage (`linear`). Or your function of the
     tokens' ratios, advantages, log-probabilities and `LearnerConfig` that returns their losses."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    loss_type: str = "dapo"
     """Normalisation of the loss, by TRL's names; micro-batches do not change it. `grpo`: mean over
     each response's tokens, then over responses. `bnpo`: mean over the optimizer step's tokens.
     `dapo`: sum over the step, divided by the mean number of tokens of the batch's steps (`bnpo` if
-    there is one minibatch). `dr_grpo`: sum divided by responses times `max_completion_length`."""
+    there is one minibatch). `dr_grpo`: sum divided by responses times `max_completion_length`. Or
+    your function of a response's tokens in the loss and `max_completion_length` that returns the
+    factor of each of these tokens and what the response adds to the step's divisor."""
     epsilon: PositiveFloat = 0.2
     """The probability ratio is clipped below at 1 minus this; GMPO's log-ratio at minus this."""
     epsilon_high: PositiveFloat | None = 0.28

@@ -326,8 +326,8 @@ class Learner:
     def _split(
         self, batch: Sequence[Sample], advantages: np.ndarray | list[np.ndarray]
     ) -> list[list[MicroBatch]]:
-        place = self._device, self._ranks
-        return split(batch, advantages, self._config, *place, counts_copies=self._counts_copies)
+        settings, place = (self._config, self._rollout), (self._device, self._ranks)
+        return split(batch, advantages, *settings, *place, counts_copies=self._counts_copies)
 
     def _early_groups(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)

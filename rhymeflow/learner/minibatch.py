@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
+from rhymeflow.learner.algorithms.losses import TokenInputs
+from rhymeflow.learner.algorithms.normalisations import scales, weights
 from rhymeflow.learner.algorithms.surrogates import Responses
 from rhymeflow.learner.packing import PackedRow, added_tokens, empty_row, pack
 from rhymeflow.learner.ranks import ALONE, Ranks
@@ -43,6 +44,7 @@ def split(
     batch: Sequence[Sample],
     advantages: np.ndarray | list[np.ndarray],
     learner: LearnerConfig,
+    rollout: RolloutConfig,
     device: torch.device,
     ranks: Ranks = ALONE,
     *,
@@ -52,8 +54,8 @@ def split(
     have equally many; in each step those that need a gradient come first. `advantages`: of samples,
     [N], or of each one's tokens. See `packing.pack`."""
     lengths = lengths_in_loss(batch, learner)
-    weights = [token_weight(learner.loss_type, n) for n in response_lengths(batch, learner)]
-    weight_N = np.array(weights)[owners(batch)]
+    of_responses = response_lengths(batch, learner), rollout.max_completion_length
+    weight_N = np.array(weights(learner.loss_type, *of_responses))[owners(batch)]
     steps, max_tokens = [], learner.max_tokens_per_microbatch
     place = ranks.rank, ranks.count
     for members in _by_whole_groups(batch, learner.num_minibatches):
@@ -84,16 +86,11 @@ def step_scales(
     batch: Sequence[Sample], learner: LearnerConfig, rollout: RolloutConfig
 ) -> list[float]:
     """Return the gradient's factor in each optimizer step of one pass over the whole `batch`."""
-    mean_tokens = sum(lengths_in_loss(batch, learner)) / learner.num_minibatches
-    return [
-        step_scale(
-            learner.loss_type,
-            response_lengths([batch[i] for i in members], learner),
-            max_completion_length=rollout.max_completion_length,
-            mean_tokens=mean_tokens,
-        )
+    steps = [
+        response_lengths([batch[i] for i in members], learner)
         for members in _by_whole_groups(batch, learner.num_minibatches)
     ]
+    return scales(learner.loss_type, steps, rollout.max_completion_length)
 
 
 def lengths_in_loss(batch: Sequence[Sample], learner: LearnerConfig) -> list[int]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe.metrics import TRACKERS
 from rhymeflow.trl.fields import CHECKPOINTING, SAME, by_name
@@ -167,7 +166,7 @@ def grpo(given: Values) -> dict[str, Any]:
     loss_type, high = given["loss_type"], given["epsilon_high"]
     surrogates = {"cispo": "weighted_log", "sapo": "sigmoid"}
     normalisations = {"cispo": "dapo", "sapo": "grpo"}
-    known = [*get_args(LearnerConfig.model_fields["loss_type"].annotation), *normalisations]
+    known = ["grpo", "bnpo", "dr_grpo", "dapo", *normalisations]
     if loss_type not in known:
         raise UserError(
             f"loss_type = {loss_type!r} is not supported; give one of {', '.join(known)}"

@@ -304,8 +304,20 @@ def ratio(log_ratios, advantages, responses, config):
 def surrogate(ratios, advantages, logprobs, config):
     return -ratios * advantages
 
-def by_length(rewards, lengths):
-    return (rewards - rewards.mean()) / lengths
+def normalisation(length, max_completion_length):
+    return length**-0.5 if length else 0.0, length**0.5
+
+def unbounded(length, max_completion_length):
+    return 1 / max(length, 1), float("inf")
+
+def nothing(length, max_completion_length):
+    return 1.0, 0.0
+
+def weight(length, max_completion_length):
+    return 1 / length
+
+def divides(length, max_completion_length):
+    return 1 / length, 1.0
 
 def few(ratios):
     return ratios
@@ -330,6 +342,9 @@ def constant(ratios, advantages, logprobs, config):
 """
 
 
+AS_GIVEN = {"advantage": "reward", "scale_rewards": "none"}
+
+
 def test_a_users_functions_take_the_place_of_parts(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
@@ -341,14 +356,21 @@ def test_a_users_functions_take_the_place_of_parts(tmp_path):
     assert any(float(each.abs().max()) > 0 for each in found.values())
 
 
-def test_a_normalisation_of_a_user_is_a_part_of_the_advantage(tmp_path):
-    """The page says how: here it is that of GRPO."""
+@pytest.mark.parametrize("early", [0, 4])
+def test_a_users_normalisation_weighs_responses(tmp_path, early):
+    """By the root of their lengths: here each response's tokens have a part of the advantage."""
     (tmp_path / "mine.py").write_text(OWN)
-    own = {"advantage": f"{tmp_path / 'mine.py'}:by_length", "loss_type": "dr_grpo"}
-    batch, most = made_up_batch(), rollout_config().max_completion_length
-    found, _ = gradients(tiny_learner(**own, scale_rewards="none"), batch)
-    expected, _ = gradients(tiny_learner(loss_type="grpo", scale_rewards="none"), batch)
-    close({name: each * most for name, each in found.items()}, expected, 1e-6)
+    batch = made_up_batch()
+    learner = tiny_learner(loss_type=f"{tmp_path / 'mine.py'}:normalisation", **AS_GIVEN)
+    if early:
+        learner.accumulate(batch[:early])
+    found, _ = gradients(learner, batch[early:])
+    roots = [len(each.completion_ids) ** 0.5 for each in batch]
+    pairs = zip(batch, roots, strict=True)
+    batch = [replace(each, reward=each.reward / root) for each, root in pairs]
+    expected, _ = gradients(tiny_learner(loss_type="dr_grpo", **AS_GIVEN), batch)
+    factor = len(batch) * rollout_config().max_completion_length / sum(roots)
+    close(found, {name: each * factor for name, each in expected.items()}, 1e-5)
 
 
 def test_a_users_advantages_are_one_number_for_each():
@@ -364,12 +386,17 @@ def test_a_users_advantages_are_one_number_for_each():
         ("surrogate", "FILE:few", "cannot be called as f(ratios, advantages, logprobs, config)"),
         ("advantage", "FILE:advantge", "there is no 'advantge' in it; did you mean advantage?"),
         ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
-        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:18)"),
+        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:30)"),
         ("advantage", "FILE:of_equals", "returned [nan, nan] for 2 rewards; give one finite"),
         ("ratio", "FILE:first", "mine.py:first returned size [1], should be a tensor of size [4]"),
         ("ratio", "FILE:spread", ", should be a finite number for each token"),
         ("surrogate", "FILE:one", "mine.py:one returned float "),
         ("surrogate", "FILE:constant", "returned losses without a gradient"),
+        ("loss_type", "grop", "allowed: grpo, bnpo, dapo, dr_grpo, or a function of your own"),
+        ("loss_type", "FILE:weight", "mine.py:weight returned float 0.333"),
+        ("loss_type", "FILE:divides", "divides raised ZeroDivisionError: division by zero"),
+        ("loss_type", "FILE:unbounded", "unbounded returned tuple (0."),
+        ("loss_type", "FILE:nothing", "factors [1.0, 1.0, 1.0] and the divisor 0.0"),
     ],
 )
 def test_what_is_no_part_is_said_before_a_run_begins(tmp_path, field, given, said):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
+from rhymeflow.learner.algorithms import normalisations
 from rhymeflow.learner.algorithms.advantages import ESTIMATORS, group_advantages
 from rhymeflow.learner.algorithms.corrections import kept, off_policy_weight
 from rhymeflow.learner.algorithms.gae import estimates, value_losses
@@ -26,9 +27,7 @@ from rhymeflow.learner.algorithms.losses import (
     TokenInputs,
     gradient,
     reference_kl,
-    step_scale,
     token_losses,
-    token_weight,
 )
 from rhymeflow.learner.algorithms.surrogates import Responses
 
@@ -151,7 +150,7 @@ def inputs_of(case: dict[str, Any], config: LearnerConfig, dtype: torch.dtype, r
     counts = mask.sum(1).tolist()
     per_token = case["hyper"].get("per_token_advantages")
     advantage = values["advantages_BT"] if per_token else values["advantages"][:, None]
-    weights = [token_weight(config.loss_type, n) for n in counts]
+    weights = normalisations.weights(config.loss_type, counts, 0)
     spread = lambda x: x[rows].expand_as(mask)[mask]  # noqa: E731
     inputs = TokenInputs(
         advantage_R=spread(advantage),
@@ -184,9 +183,7 @@ def scale_of(case: dict[str, Any], config: LearnerConfig) -> float:
         longest = mask.shape[1] if mode.endswith("norm") else 1
     if case["hyper"].get("loss_type") == "luspo":
         longest = 1
-    scale = step_scale(
-        config.loss_type, lengths, max_completion_length=longest, mean_tokens=sum(lengths)
-    )
+    (scale,) = normalisations.scales(config.loss_type, [lengths], longest)
     leaves_out = case["name"].startswith("verl") and "gmpo" not in case["name"]
     if leaves_out and config.loss_type in ("grpo", "dr_grpo"):
         scale *= len(lengths) / sum(map(bool, lengths))  # as docs/from-others.md says
@@ -297,9 +294,9 @@ def test_losses_of_values(case: dict[str, Any], dtype: torch.dtype) -> None:
     )
     value.requires_grad_()
     loss_R, is_clipped_R = value_losses(value[mask], old[mask], due[mask], config)
-    weight = torch.tensor([token_weight(loss_type, n) for n in counts], dtype=dtype)
+    weight = torch.tensor(normalisations.weights(loss_type, counts, 6), dtype=dtype)
     weight_R = weight[:, None].expand_as(mask)[mask]
-    scale = step_scale(loss_type, counts, max_completion_length=6, mean_tokens=sum(counts))
+    (scale,) = normalisations.scales(loss_type, [counts], 6)
     loss = (loss_R * weight_R).sum() * scale
     loss.backward()
     # verl adds 1e-8 to a response's count of tokens.

@@ -1,14 +1,13 @@
 """A response in several sequences counts as one, and is trained on like the same tokens in one."""
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from rhymeflow.config import Config
-from rhymeflow.learner.algorithms.losses import LossType
+from rhymeflow.learner.algorithms.normalisations import NORMALISATIONS
 from rhymeflow.learner.sample import Sample
 from rhymeflow.store.branches import Asked
 from rhymeflow.store.reader import TrajectoryRecord
@@ -38,7 +37,7 @@ def divided(sample: Sample) -> list[Sample]:
 
 @pytest.mark.parametrize(
     "options",
-    [*({"loss_type": each} for each in get_args(LossType)), {"algorithm": "ppo", "gamma": 0.9}],
+    [*({"loss_type": each} for each in NORMALISATIONS), {"algorithm": "ppo", "gamma": 0.9}],
     ids=lambda options: next(iter(options.values())),
 )
 def test_a_response_in_two_sequences_is_trained_on_like_one(options):

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.learner.algorithms.losses import LossType
+from rhymeflow.learner.algorithms.normalisations import NORMALISATIONS
 from rhymeflow.learner.metrics import batch_metrics
 from rhymeflow.learner.minibatch import split, step_scales
 from rhymeflow.learner.sample import Sample
@@ -34,9 +33,9 @@ def same_metrics(found: dict, expected: dict, **tolerance: float) -> None:
 def test_samples_without_advantage_are_measured_but_not_differentiated():
     batch = made_up_batch()
     advantages, cpu = np.array([float(s.group != 1) for s in batch]), torch.device("cpu")
-    (micros,) = split(batch, advantages, learner_config(), cpu)
+    (micros,) = split(batch, advantages, learner_config(), rollout_config(), cpu)
     assert [(m.needs_grad, len(m.row.members)) for m in micros] == [(True, 12), (False, 4)]
-    (micros,) = split(batch, 0 * advantages, learner_config(beta=0.1), cpu)
+    (micros,) = split(batch, 0 * advantages, learner_config(beta=0.1), rollout_config(), cpu)
     assert [m.needs_grad for m in micros] == [True]
 
 
@@ -78,7 +77,8 @@ def test_turns_are_counted_where_the_policy_goes_on(observed):
 def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
     batch = made_up_batch()
     config = learner_config(num_minibatches=2)
-    steps = split(batch, torch.ones(16).numpy(), config, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    steps = split(batch, torch.ones(16).numpy(), config, rollout_config(), cpu)
     groups = [{batch[i].group for m in step for i in m.row.members} for step in steps]
     assert groups == [{0, 1}, {2, 3}]
     tokens = sum(len(s.completion_ids) for s in batch)
@@ -87,7 +87,7 @@ def test_minibatches_split_by_whole_groups_and_dapo_normalises_over_the_batch():
         assert scale * step[0].inputs.weight_R[0] == pytest.approx(2 / tokens)
 
 
-@pytest.mark.parametrize("loss_type", get_args(LossType))
+@pytest.mark.parametrize("loss_type", NORMALISATIONS)
 @pytest.mark.parametrize("cuts", [(4,), (8, 4), (4, 4, 4, 4)], ids=str)
 def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type, cuts):
     """Whatever they are, and if nothing is left: the same step and metrics as of the whole."""

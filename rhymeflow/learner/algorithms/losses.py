@@ -11,9 +11,9 @@ u = pi_prox / mu. With `off_policy_correction: none` pi_prox is mu and w is 1; e
 learner's policy when the step began. With one optimizer step per batch pi_prox is pi without
 gradient, so r is 1, nothing is clipped, and no second forward pass is needed.
 
-A step's loss is a sum over tokens, each times a constant of its sample (`token_weight`), times a
-constant of the step (`step_scale`). So it and its gradient do not depend on the split into
-micro-batches, each of which has whole responses. Where a token's loss depends on others of its
+A step's loss is a sum over tokens, each times a constant of its response, times a constant of the
+step (`normalisations.py`). So it and its gradient do not depend on the split into micro-batches,
+each of which has whole responses. Where a token's loss depends on others of its
 response (`LearnerConfig.needs_whole_responses`), they are scored before, and `gradient` is by that
 score.
 
@@ -33,16 +33,15 @@ the same bound; its other one, k3 <= 10, is not adopted, since it takes effect f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
-from rhymeflow.learner.algorithms import corrections
+from rhymeflow.learner.algorithms import corrections, normalisations
 from rhymeflow.learner.algorithms.advantages import estimator_of, group_advantages
 from rhymeflow.learner.algorithms.surrogates import (
     Responses,
@@ -63,7 +62,7 @@ class TokenInputs:
 
     advantage_R: Tensor
     weight_R: Tensor
-    """Factor of the token's loss in the sum, from `token_weight`."""
+    """Factor of the token's loss in the sum, of `normalisations.weights`."""
     behaviour_R: Tensor
     """log mu."""
     proximal_R: Tensor | None = None
@@ -85,36 +84,10 @@ class TokenInputs:
         return replace(self, **parts, responses=PARTS_OF_RESPONSES)  # type: ignore[arg-type]
 
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
-
-
-def token_weight(loss_type: LossType, length: int) -> float:
-    """Return the factor, before `step_scale`, of each of a sample's `length` tokens in the loss."""
-    factors = {"grpo": 1 / max(length, 1)}
-    return factors.get(loss_type, 1.0)
-
-
-def step_scale(
-    loss_type: LossType, lengths: Sequence[int], *, max_completion_length: int, mean_tokens: float
-) -> float:
-    """Return the factor of an optimizer step's loss and gradient.
-
-    `lengths` has the tokens in the loss of each of the step's samples (0 for a masked one, which
-    still counts as a sample, as in TRL). `mean_tokens`, `dapo`'s denominator, is the batch's tokens
-    divided by its number of optimizer steps; with one step it equals `bnpo`'s denominator.
-    """
-    denominators = {
-        "grpo": len(lengths),
-        "bnpo": max(sum(lengths), 1),
-        "dapo": max(mean_tokens, 1),
-        "dr_grpo": len(lengths) * max_completion_length,
-    }
-    return 1 / denominators[loss_type]
-
-
 def check_parts(config: LearnerConfig) -> None:
     """Raise `UserError` if the configuration names a part that there is not, or one of a user does
     not give made-up responses what it should."""
+    normalisations.check(config)
     group_advantages([0.0, 1.0, 2.0, 2.0], [0, 0, 1, 1], "none", estimator_of(config.advantage))
     logprob_R = torch.tensor([-1.0, -2.0, -0.1, -0.5], requires_grad=True)
     behaviour_R, advantage_R = torch.full((4,), -0.9), torch.tensor([1.0, -1.0, -1.0, -1.0])
