@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_856, "core": 3_746,
+    "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_858, "core": 3_751,
     "cpu": 1_033, "dashboard": 1_671, "data": 1_630, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_293,
-    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_314,
+    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_387,
     "memory.py": 456, "models": 2_831, "observe": 3_422, "placement.py": 140, "pool.py": 542,
-    "profiles": 122, "recipes": 539, "reward": 1_030, "runtime": 5_528, "sandbox": 404,
+    "profiles": 122, "recipes": 539, "reward": 1_031, "runtime": 5_528, "sandbox": 404,
     "sft": 487, "sim": 3_154,
-    "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_301, "utils": 1_503, "weights": 1_937,
+    "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_300, "utils": 1_503, "weights": 1_937,
     "workers": 2_370,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_890, "tests": 47_199, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 59_968, "tests": 47_237, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
