@@ -14,7 +14,7 @@ ROOMS = {
     "calibration.py": 441, "cli": 1_310, "cluster.py": 268, "config": 2_858, "core": 3_751,
     "cpu": 1_033, "dashboard": 1_671, "data": 1_630, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_293,
-    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_387,
+    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_390,
     "memory.py": 456, "models": 2_831, "observe": 3_422, "placement.py": 140, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_031, "runtime": 5_528, "sandbox": 404,
     "sft": 487, "sim": 3_154,
@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 59_968, "tests": 47_237, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 59_971, "tests": 47_237, "benchmarks": 8_619}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 366
+    assert len(python_files(PACKAGE)) <= 367
 
 
 def test_a_name_is_that_of_one_class():

@@ -77,10 +77,9 @@ def normalisation_of(name: str) -> Normalisation:
             found = normalise(length, longest)
         except Exception as error:
             raise UserError(f"{where} raised {described(error)}") from error
-        match found:
-            case (Real() as weight, Real() as part) if (
-                math.isfinite(weight) and math.isfinite(part) and part >= 0.0
-            ):
+        if isinstance(found, tuple) and len(found) == 2 and all(map(_is_finite, found)):
+            weight, part = found
+            if part >= 0.0:
                 return float(weight), float(part)
         raise UserError(
             f"{where} returned {shown(found)} for a response of {length} tokens; give a factor of "
@@ -88,6 +87,10 @@ def normalisation_of(name: str) -> Normalisation:
         )
 
     return checked
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def check(config: LearnerConfig) -> None:
