@@ -234,12 +234,19 @@ def check_one_process() -> None:
         )
 
 
+MAPPINGS = (
+    "chat_template_kwargs", "generation_kwargs", "lr_scheduler_kwargs", "model_init_kwargs",
+    "teacher_model_init_kwargs",
+)  # fmt: skip
+"""Mapped fields that TRL passes on without looking at what they are."""
+
 CHECKPOINTING = (
     "activation_checkpointing"
     if hasattr(trl.GRPOConfig, "activation_checkpointing")
     else "gradient_checkpointing"
 )
 """Its name in the transformers that is installed; 5.19 has no other than the second."""
+_NEW_KWARGS = "activation_checkpointing_kwargs"
 
 
 def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, Any], list[str]]:
@@ -260,6 +267,9 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
     names = ("use_cpu", "bf16", CHECKPOINTING)
     filled_in = kind(**{name: getattr(args, name) for name in names})
     values = {f.name: _without_enums(getattr(args, f.name)) for f in dataclasses.fields(kind)}
+    for name in MAPPINGS:
+        if not isinstance(values.get(name), Mapping | None):
+            raise UserError(f"{title}: {name} = {values[name]!r}, should be a mapping")
     notices = []
     for field in dataclasses.fields(kind):  # others are a script's own
         name, value = field.name, values[field.name]
@@ -275,6 +285,8 @@ def values_of(args: Any, kind: type[Any] = trl.GRPOConfig) -> tuple[dict[str, An
             notices.append(f"{name} = {value!r} has no effect {unread}")
             values[name] = computed  # or it would be refused where it is not read
             continue
+        if name == "gradient_checkpointing_kwargs" and value == values.get(_NEW_KWARGS):
+            continue  # transformers sets both; the notice is of the other
         if name in why:
             notices.append(f"{name} = {value!r} has no effect: {why[name]}")
             continue

@@ -106,4 +106,5 @@ def test_copies_have_layers_of_their_own_and_recomputed_ones_are_reset(tmp_path)
     recompute_layers(other)
     logprob_R, _ = scorer.backward(row, lambda logprob_C, chunk: logprob_C.sum())
     found = logprob_R, gradients(other)
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    # A gradient is up to 250 here, of which processors differ by more than the tolerance.
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=TOLERANCE)

@@ -109,6 +109,12 @@ def test_what_means_the_default_needs_no_word():
     assert "router_aux_loss_coef = True" in refusal(values_of, args)
 
 
+def test_a_field_that_transformers_has_under_two_names_gets_one_notice():
+    args = GRPOConfig("out", gradient_checkpointing_kwargs={"use_reentrant": False})
+    (notice,) = values_of(args)[1]
+    assert "checkpointing_kwargs = {'use_reentrant': False} has no effect" in notice
+
+
 @dataclasses.dataclass
 class Own(GRPOConfig):
     system_prompt: str = ""

@@ -161,6 +161,7 @@ def test_fields_become_ours(tmp_path, field, path, value):
         ({"loss_type": "cispo"}, "epsilon_high = None: with loss_type cispo it is the greatest"),
         ({"report_to": "comet_ml"}, "report_to = 'comet_ml' is not supported"),
         ({"model_init_kwargs": {"revision": "a"}}, r"model_init_kwargs: revision"),
+        ({"model_init_kwargs": "float32"}, "model_init_kwargs = 'float32', should be a mapping"),
         ({"model_init_kwargs": {"dtype": "float16"}}, r"'float16', should be bfloat16"),
         ({"data_seed": 3}, "data_seed is not supported"),
         ({"generation_kwargs": {"stop": "a", "min_p": 0.1}}, "generation_kwargs: min_p: not supp"),
