@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -109,6 +110,33 @@ def test_the_demo_greedily_is_what_a_plain_model_says(capsys, tmp_path):
     with closing(TrajectoryReader(run / "events.db")) as reader:
         answers = reader.query("SELECT reward FROM evaluations ORDER BY row")
     assert [reward for (reward,) in answers] == rewards
+
+
+def test_an_adapter_is_evaluated_as_peft_computes_it(capsys, tmp_path):
+    oracle = Oracle("demo")
+    torch.manual_seed(2)
+    shape = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    adapted = peft.get_peft_model(oracle.model, shape)
+    with torch.no_grad():
+        for name, each in adapted.named_parameters():
+            if "lora_B" in name:
+                each *= 0.3  # as drawn, hardly a response ends
+    adapted.save_pretrained(tmp_path / "adapter")
+    plain, rewards, lengths = Oracle("demo"), [], []
+    oracle.model, differ = adapted, 0
+    for prompt in held_out("demo", 4):
+        tokens, others = (
+            each.turn(prompt.prompt, [], prompt.row, 0, 0.0, 100) for each in (oracle, plain)
+        )
+        differ += tokens != others
+        text = oracle.text(tokens)
+        rewards += demo.reward([prompt.prompt], [text], [prompt.columns["answer"]])
+        lengths.append(len(tokens))
+    assert differ > 0, "the test is of no use"
+    short = ("--rollout.max_completion_length", 100)
+    found = evaluated(capsys, tmp_path / "adapter", "demo", "--size", 4, *short)["held_out"]
+    assert found["avg@1"] == sum(rewards) / 4
+    assert found["mean_length"] == sum(lengths) / 4
 
 
 @pytest.mark.slow

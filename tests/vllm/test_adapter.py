@@ -12,9 +12,11 @@ import torch
 
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.vllm.weights import _pack_layer
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.models.frozen_base import PARTS
 from rhymeflow.models.lora import load_policy
 from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.publish import make_store
@@ -151,6 +153,33 @@ def refuse_what_differs(rig):
     rig.store.publish(version + 3, rig.learner.rows())
     with pytest.raises(ChecksumMismatch, match=r"in model\.layers\.1\.mlp\.down_proj .* in place"):
         rig.vllm.install(rig.reader, version + 3, keep_cache=False)
+    layer.lora_b_stacked[0][0, 0, 0, 0] -= 1e-3
+    find_what_changes_under_it(rig, runner.model, version + 3)
+
+
+def find_what_changes_under_it(rig, model, version):
+    """Within as many versions as there are parts: a norm in place, and a product that is packed anew
+    of other weights, as a merge would do."""
+
+    def pull_all_parts():
+        for number in range(version + 1, version + 1 + PARTS):
+            rig.store.publish(number, rig.learner.rows())
+            rig.vllm.install(rig.reader, number, keep_cache=False)
+
+    pull_all_parts()
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1e-3
+    version += PARTS
+    with pytest.raises(ChecksumMismatch, match=r"changed in place .*first model\.norm\.weight"):
+        pull_all_parts()
+    with torch.no_grad():
+        model.model.norm.weight[0] -= 1e-3
+    learners = rig.learner.model.model.layers[0].mlp
+    both = torch.cat([learners.gate_proj.weight, learners.up_proj.weight]).detach() + 1e-3
+    _pack_layer(model.model.layers[0].mlp.gate_up_proj.base_layer, {"weight": both})
+    version += PARTS
+    with pytest.raises(ChecksumMismatch, match=r"first model\.layers\.0\.mlp\.gate_up_proj\.weight"):
+        pull_all_parts()
 
 
 @pytest.mark.parametrize(

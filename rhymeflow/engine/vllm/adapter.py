@@ -2,12 +2,13 @@
 
 There is one place for one adapter, which every request names: beside requests with an adapter,
 vLLM's CPU kernels give it also to those without. A pull writes the new matrices over the old ones.
-What is under the adapter, which no version changes, is read from the model's files and proved once.
+What is under the adapter, which no version changes, is read from the model's files, proved, and
+hashed again part by part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.models import proof
 from rhymeflow.models.adapter_files import Adapter
 from rhymeflow.models.buffers import published_buffers
-from rhymeflow.models.frozen_base import NAME, FrozenBase, require_base
+from rhymeflow.models.frozen_base import NAME, PARTS, FrozenBase, require_base, require_unchanged
 from rhymeflow.models.lora import (
     adapter_in,
     draw_adapter,
@@ -68,6 +69,20 @@ class BaseParts(NamedTuple):
     pulled: PulledParts
 
 
+class _Seal:
+    """Digests of what no version changes, by which a change in place is found."""
+
+    def __init__(self, digests: Mapping[str, Callable[[], int]]) -> None:
+        self._parts = [(name, take, take()) for name, take in digests.items()]
+        self._num_checked = 0
+
+    def check_part(self) -> None:
+        """Hash the next of `PARTS` parts again. Raises `ChecksumMismatch` if it has changed."""
+        part = self._parts[self._num_checked % PARTS :: PARTS]
+        self._num_checked += 1
+        require_unchanged({name: due for name, _, due in part}, [take() for _, take, _ in part])
+
+
 class InstalledAdapter:
     """The adapter in one process's part of vLLM's model; undefined after an error."""
 
@@ -81,8 +96,9 @@ class InstalledAdapter:
         self._base_checksum = FrozenBase(model).checksum
         tensors = unversioned(model) | published_buffers(model, self._dtype)
         reader = _Loaded({name: each.detach() for name, each in tensors.items()})
-        pulled = InstalledWeights(runner.model, reader).install(reader, compare=True)
-        self.base = BaseParts(reader.manifest, pulled)
+        installed = InstalledWeights(runner.model, reader)
+        self.base = BaseParts(reader.manifest, installed.install(reader, compare=True))
+        self._base_seal = _Seal(installed.digests())
         self.holds: ProvedWeights | None = None
         """The version that was installed last."""
         own = versioned(model).items()
@@ -106,10 +122,12 @@ class InstalledAdapter:
         the next: `compare` has no effect.
 
         Raises:
-            ChecksumMismatch: a layer has another adapter, or the learner another model under it.
+            ChecksumMismatch: a layer has another adapter, the learner has another model under it,
+                or this engine's has changed.
         """
         if self.holds is not None:
             self._compare("have changed in place since they were proved")
+            self._base_seal.check_part()
         self.holds = None
         pulled = or_newer(partial(self._weights.pull_part, reader), want)
         require_base(self._learners_base.cpu(), self._base_checksum)

@@ -18,7 +18,7 @@ again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from rhymeflow.engine.vllm.places import DECAY, Target, find_places, has_experts
 from rhymeflow.weights.base import PulledParts, WeightReader
 from rhymeflow.weights.install import Installation, SlabPlace, or_newer
 from rhymeflow.weights.manifest import Slab, TensorSpec
-from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights
+from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, digest
 
 PROBE_ROWS = 3
 
@@ -93,6 +93,24 @@ class InstalledWeights:
             self._buffers.clear()
         self.holds = pulled.weights
         return pulled
+
+    def digests(self) -> dict[str, Callable[[], int]]:
+        """Return, by the name of each parameter, and of each head that is packed beside its weight,
+        a function that hashes it; of a packed matrix, which cannot be read, its product with a
+        probe."""
+        found: dict[str, Callable[[], int]] = {}
+        for target in self._targets:
+            shape = shape_of(target, self._places)
+            is_matrix = hasattr(target.layer, "quant_method") and len(shape) == 2
+            if target.is_packed and is_matrix:
+                dtype = getattr(torch, self._specs[target.parts[0]].dtype)
+                found[target.name] = partial(_digest_of_product, target.layer, shape[1], dtype)
+            else:
+                found[target.name] = lambda target=target: digest(bytes_of(target.tensor()))
+        for layer in self._output_heads():
+            size, dtype = layer.weight.shape[1], layer.weight.dtype
+            found["the packed head"] = partial(_digest_of_product, layer, size, dtype)
+        return found
 
     def _can_take_changes(
         self, reader: WeightReader, held: ProvedWeights, want: Version | None
@@ -187,7 +205,7 @@ def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
 def _compare_products(layer: Any, weight: Tensor) -> None:
     """Raise `ChecksumMismatch` unless a linear layer's output for a probe equals, to the bit, that
     of a fresh layer of the same weight."""
-    probe = _probe(weight)
+    probe = _probe(weight.shape[1], weight.dtype, weight.device)
     fresh: Any = nn.Module()
     fresh.quant_method = layer.quant_method
     _pack_layer(fresh, {"weight": weight.clone()})
@@ -219,8 +237,12 @@ def _compare_packed(layer: Any, weights: Mapping[str, Tensor]) -> None:
             )
 
 
-def _probe(weight: Tensor) -> Tensor:
+def _digest_of_product(layer: Any, size: int, dtype: torch.dtype) -> int:
+    probe = _probe(size, dtype, torch.device("cpu"))  # only there weights are packed
+    return digest(bytes_of(layer.quant_method.apply(layer, probe)))
+
+
+def _probe(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return input rows for a layer, the same in every call."""
-    size = weight.shape[1]
-    values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=weight.device)
-    return values.cos().reshape(PROBE_ROWS, size).to(weight.dtype)
+    values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=device)
+    return values.cos().reshape(PROBE_ROWS, size).to(dtype)
