@@ -101,8 +101,11 @@ def max_prompt(config: Config) -> int:
 
 def of_rank(config: Config, model: ModelSize) -> list[MemoryPart]:
     """Return the memory of one rank on its GPU."""
-    optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
-    return [*optimizer, *memory.of_rank(config, model, max_prompt(config))]
+    return [*_of_optimizer(config, model), *memory.of_rank(config, model, max_prompt(config))]
+
+
+def _of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
+    return [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
 
 
 def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
@@ -141,9 +144,14 @@ def _check_gpus(
             f"{max(0, capacity):,} tokens, and one prompt and response may have {longest:,}"
         )
     _check_sequence(config, model, longest)
-    needed, who = total(rank), "a rank takes"
+    needed, who, advice = total(rank), "a rank takes", ""
     if _shares_gpu(config):
-        needed, who = needed + rollout.num_instances * total(instance), "learner and engine take"
+        engines, who = rollout.num_instances * total(instance), "learner and engine take"
+        between = [*_of_optimizer(config, model), *memory.between_steps(config, model)]
+        in_turns = max(needed, total(between) + engines)
+        if rollout.engine == "vllm" and in_turns <= gpu_gb * GB:
+            advice = "; rollout.vllm_sleeps = true, under schedule.name = 'synchronous', fits"
+        needed = in_turns if rollout.vllm_sleeps else needed + engines
     elif rollout.engine == "native" and total(instance) > gpu_gb * GB:
         raise UserError(
             f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance needs "
@@ -154,7 +162,7 @@ def _check_gpus(
         raise UserError(
             f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(needed)}, "
             f"{size_text(largest.num_bytes)} of it {largest.what}: more than "
-            f"cluster.gpu_memory_gb = {gpu_gb:g}"
+            f"cluster.gpu_memory_gb = {gpu_gb:g}{advice}"
         )
 
 
@@ -217,7 +225,8 @@ def _workers(config: Config, nodes: Sequence[Node]) -> str:
         on = f" on {num_gpus} GPUs each" if num_gpus > 1 else ""
         workers.append(_span("rollout", instances, "-") + on)
     if _shares_gpu(config):
-        workers.append("learner and rollout on GPU 0 together")
+        how = "in turns" if config.rollout.vllm_sleeps else "together"
+        workers.append(f"learner and rollout on GPU 0 {how}")
     free = sum(node.num_free for node in nodes)
     if free and not _shares_gpu(config):
         workers.append(f"{free} GPUs free")

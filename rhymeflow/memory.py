@@ -309,6 +309,13 @@ def _moments(config: Config, trained: int, num_outside: int) -> tuple[str, int]:
 
 def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[MemoryPart]:
     """Return the memory of a rank besides `of_optimizer`."""
+    length = longest(config, model, longest_prompt)
+    tokens = microbatch_tokens(config, min(longest_prompt, length), length)
+    return [*between_steps(config, model), *of_pass(config, model, tokens)]
+
+
+def between_steps(config: Config, model: ModelSize) -> list[MemoryPart]:
+    """Return what a rank keeps between steps besides `of_optimizer`, and what it gathers."""
     learner, parts = config.learner, []
     if learner.num_ranks > 1:
         # Two layers, since the next is gathered while one computes; each with its gradient.
@@ -340,9 +347,7 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
             size = teacher.num_parameters * MASTER / learner.num_ranks
             size += teacher.num_outside * model.bytes_per_value
         parts.append(MemoryPart("teacher", size))
-    length = longest(config, model, longest_prompt)
-    tokens = microbatch_tokens(config, min(longest_prompt, length), length)
-    return parts + of_pass(config, model, tokens)
+    return parts
 
 
 def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:

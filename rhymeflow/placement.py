@@ -65,6 +65,10 @@ def gpus_here(config: Config) -> tuple[str, ...]:
         elif len(found) == 1:
             advice = "a single one is shared by one rank and instances of one GPU"
         check_gpus(config, len(found), f"{where} {len(found)}; {advice}")
+        if config.rollout.vllm_sleeps and not shares_gpu(config, len(found)):
+            raise UserError(
+                f"rollout.vllm_sleeps: {where} {len(found)}, so learner and engines share none"
+            )
     return found
 
 

@@ -172,6 +172,11 @@ class Config(Section):
                 f"rollout.max_instances = {most}: needs runtime = 'ray', and must be at least "
                 f"rollout.num_instances = {rollout.num_instances}"
             )
+        if rollout.vllm_sleeps and (self.schedule.bound or self.runtime == "ray"):
+            yield (
+                "rollout.vllm_sleeps: needs schedule.name = 'synchronous', under which engine and "
+                "learner never have work at once, and runtime = 'local'"
+            )
         has_turns = any(suite.environments is not None for suite in self.eval.suites)
         if rollout.stop and (has_turns or self.environment.is_used):
             yield (

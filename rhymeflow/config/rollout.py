@@ -149,6 +149,10 @@ class RolloutConfig(Section):
     """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache. `None`:
     0.9 of a GPU of its own; of the only GPU of a machine, which all share, instances divide 0.4,
     or 0.9 if nothing is trained."""
+    vllm_sleeps: bool = False
+    """Under `schedule.name: synchronous`, on the only GPU of a machine: vLLM leaves its memory to
+    the learner for each step. Its weights go to main memory and back, its cache is dropped. Its
+    share may then be what the learner leaves between steps. On CPUs vLLM keeps its memory."""
     vllm_model_runner: Literal["v1", "v2"] | None = None
     """vLLM's model runner. `None`: its own choice, `v2` on GPUs and `v1` on CPUs."""
     vllm_head_dtype: Literal["model", "float32"] | None = None

@@ -148,7 +148,9 @@ PASSED_OVER: Mapping[str, str] = {
         "eval_use_gather_object save_on_each_node accelerator_config ddp_find_unused_parameters "
         "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "local_rank vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
-        "vllm_group_port vllm_enable_sleep_mode ds3_gather_for_generation",
+        "vllm_group_port ds3_gather_for_generation",
+    "rhymeflow={'schedule.name': 'synchronous', 'rollout.vllm_sleeps': True} does it":
+        "vllm_enable_sleep_mode",
     "how it is computed is the run's own, what is computed is the same":
         "bf16_full_eval fp16_full_eval tf32 activation_checkpointing_kwargs "
         "gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode "

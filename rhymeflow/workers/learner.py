@@ -40,6 +40,7 @@ from rhymeflow.store.handle import explained, store_reader
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import objects, progress
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
+from rhymeflow.utils.gpu_turn import GpuTurn
 from rhymeflow.utils.process import keep_freed_memory
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.publish import make_store
@@ -109,6 +110,7 @@ class LearnerProcess:
     ranks, _pace = ALONE, Pace()  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
     _teacher_prompts: restore.TeacherPrompts | None = None
+    _gpu_turn: GpuTurn | None = None
     _published: Future[None] | None = None
     """What a thread is publishing, or has published."""
 
@@ -123,6 +125,8 @@ class LearnerProcess:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = waiting
         self._pace = pace_of(config)
+        if config.rollout.vllm_sleeps:
+            self._gpu_turn = GpuTurn(run_dir, is_learner=True)
         self._reader = store_reader(config, run_dir)
         self._teacher_prompts = restore.teacher_prompts(self._reader, config)
         place = restore.place_here(config, run_dir, self._reader)
@@ -130,7 +134,7 @@ class LearnerProcess:
         dtype = resolve_dtype(config.model, device)
         self.learner = self._load(device, dtype)
         self._saver = Saver(place, is_lead=ranks.is_lead)
-        with explained(self._reader):
+        with explained(self._reader), self._turn():
             damaged, retrain_seconds = self._restore(place)
         self.weights = make_store(config, self.learner.manifest(), run_dir, ranks)
         self._publisher = ThreadPoolExecutor(1, "publishing")
@@ -211,6 +215,17 @@ class LearnerProcess:
         skeleton, read = policy_rows(model, dtype=dtype, seed=self.config.run.seed)
         return {"teacher": fix_longrope(skeleton, self.config), "read_teacher": read}
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """As a context, have the GPU's memory, if engines sleep meanwhile (`vllm_sleeps`)."""
+        if self._gpu_turn is None:
+            yield
+            return
+        with self._gpu_turn.wanted():
+            yield
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # or torch would keep what engines need
+
     def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:
             send(self.connection, message)
@@ -237,10 +252,12 @@ class LearnerProcess:
     def _carry_out(self, message: AnyMessage) -> None:
         match message:
             case Accumulate():
-                self._accumulate(message)
+                with self._turn():
+                    self._accumulate(message)
                 self._send(Accumulated(message.version, len(self._early)))
             case Train():
-                self._train(message)
+                with self._turn():
+                    self._train(message)
             case messages.Publish(version=version):
                 self._publish(version)
             case messages.SaveCheckpoint(keep=keep):

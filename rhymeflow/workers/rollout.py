@@ -27,6 +27,7 @@ from rhymeflow.histospec.drafter import drafter_of, rehearse
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import progress
+from rhymeflow.utils.gpu_turn import GpuTurn
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
@@ -89,7 +90,8 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     shape = config.draft_shape(str(resolve_device(config.model)))
     config = config.changed(drafting={"shape": shape})
     prepare(config)  # while the learner loads
-    instance = RolloutInstance(connection, name, config, make_engine)
+    turn = GpuTurn(run_dir, is_learner=False) if config.rollout.vllm_sleeps else None
+    instance = RolloutInstance(connection, name, config, make_engine, turn)
     try:
         instance.serve()
     finally:
@@ -97,7 +99,8 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 class RolloutInstance:
-    """The engine, the weights that it pulls and the connection; `engine` makes the engine."""
+    """The engine, the weights that it pulls and the connection; `engine` makes the engine. With a
+    `turn` it sleeps, if it has no work, while the learner wants the GPU."""
 
     def __init__(
         self,
@@ -105,10 +108,12 @@ class RolloutInstance:
         name: str,
         config: Config,
         engine: Callable[[Config, WeightReader, str], RolloutEngine],
+        turn: GpuTurn | None = None,
     ) -> None:
         self.connection, self.name, self.config = connection, name, config
         self._later: deque[object] = deque()
         """Messages that arrived while there was no learner; they are handled once there is one."""
+        self._turn, self._sleeps = turn, False
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -143,6 +148,8 @@ class RolloutInstance:
         """Make the engine; try again with the next learner if one is lost meanwhile."""
         while True:
             weights = self._connect()
+            if self._turn is not None:
+                self._turn.take()
             with suppress(OwnerLost):
                 return weights, engine(weights)
 
@@ -175,6 +182,22 @@ class RolloutInstance:
             self._report(self.engine.poll(POLL_SECONDS))
             self.busy_seconds += (time.perf_counter() - started) * self._scale
         self._report_status()
+        self._sleep_if_wanted()
+
+    def _sleep_if_wanted(self) -> None:
+        engine: Any = self.engine  # vLLM's: no other sleeps
+        is_free = not (self._sleeps or engine.has_work or self._pulling)
+        if self._turn is not None and is_free and self._turn.is_wanted:
+            engine.sleep()
+            self._turn.give()
+            self._sleeps = True
+
+    def _wake(self) -> None:
+        engine: Any = self.engine
+        if self._turn is not None and self._sleeps:
+            self._turn.take()
+            engine.wake()
+            self._sleeps = False
 
     def _listen(self) -> None:
         """Carry out messages that have arrived; without work, wait a little for one."""
@@ -266,6 +289,7 @@ class RolloutInstance:
             self._send_ended(held, reason)
             return
         self._held[request.id] = held
+        self._wake()
         self.engine.submit(request)
 
     @cached_property
@@ -311,6 +335,7 @@ class RolloutInstance:
             self._send_pulled(message, 0.0)
             return
         self._pulling = message
+        self._wake()
         with suppress(OwnerLost):
             is_ready = self.engine.prepare(self.weights, message.version)
             if is_ready or not self.engine.has_work:

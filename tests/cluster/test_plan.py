@@ -209,6 +209,21 @@ REFUSED = {
         {"cluster.gpu_memory_gb": "40"},
         "learner and engine take 52.[0-9]+ GB",
     ),
+    "both in turn": (
+        "qwen3_8b_1gpu",
+        {"cluster.gpu_memory_gb": "48"},
+        "learner and engine take [0-9.]+ GB, .*; rollout.vllm_sleeps = true, under schedule.name",
+    ),
+    "in turn, but too small": (
+        "qwen3_8b_1gpu",
+        {"cluster.gpu_memory_gb": "36", "rollout.vllm_sleeps": "true"},
+        "learner and engine take [0-9.]+ GB, .*: more than cluster.gpu_memory_gb = 36$",
+    ),
+    "in turn, while both compute": (
+        "qwen3_8b_1gpu",
+        {"schedule.name": "rhymeflow", "rollout.vllm_sleeps": "true"},
+        "rollout.vllm_sleeps: needs schedule.name = 'synchronous'",
+    ),
     "a mixture's adapter in vLLM": (
         "qwen3_30b_a3b_16x8",
         {"model.lora.rank": "16"},

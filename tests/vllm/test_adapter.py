@@ -158,8 +158,8 @@ def refuse_what_differs(rig):
 
 
 def find_what_changes_under_it(rig, model, version):
-    """Within as many versions as there are parts: a norm in place, and a product that is packed anew
-    of other weights, as a merge would do."""
+    """Within as many versions as there are parts: a norm in place, and a product that is packed
+    anew of other weights, as a merge would do."""
 
     def pull_all_parts():
         for number in range(version + 1, version + 1 + PARTS):
@@ -178,7 +178,9 @@ def find_what_changes_under_it(rig, model, version):
     both = torch.cat([learners.gate_proj.weight, learners.up_proj.weight]).detach() + 1e-3
     _pack_layer(model.model.layers[0].mlp.gate_up_proj.base_layer, {"weight": both})
     version += PARTS
-    with pytest.raises(ChecksumMismatch, match=r"first model\.layers\.0\.mlp\.gate_up_proj\.weight"):
+    with pytest.raises(
+        ChecksumMismatch, match=r"first model\.layers\.0\.mlp\.gate_up_proj\.weight"
+    ):
         pull_all_parts()
 
 

@@ -1,4 +1,5 @@
-"""A real run on vLLM: two instances, bound 1, pulls under running requests, one instance killed."""
+"""Real runs on vLLM: two instances, bound 1, pulls under running requests, one instance killed; and
+an engine that sleeps while the learner trains."""
 
 import json
 import os
@@ -54,3 +55,21 @@ def test_a_run_with_an_instance_killed_on_the_way(tmp_path):
     audit = [sys.executable, "examples/audit_run.py", str(run_dir)]
     subprocess.run(audit, cwd=ROOT, check=True)
     assert len({path.stem for path in (run_dir / "logs").rglob("rollout-*.log")}) == 3
+
+
+def test_an_engine_that_sleeps_during_each_step_generates_the_same(tmp_path):
+    """A stand-in on a CPU: vLLM stops, begins again with an empty cache, and keeps its memory."""
+    rewards = []
+    for sleeps in ("false", "true"):
+        run_dir = tmp_path / sleeps
+        options = f"""--rollout.engine vllm --rollout.vllm_kv_cache_gb 0.3 --learner.max_steps 3
+            --data.eval_size 8 --run.eval_steps 3 --schedule.name synchronous
+            --rollout.vllm_sleeps {sleeps} --run.output_dir {run_dir}"""
+        command = [sys.executable, "-m", "rhymeflow", "train", "demo", *options.split()]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        assert run.returncode == 0, run.stdout + run.stderr
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        rewards.append([(each.get("reward"), each.get("loss")) for each in lines])
+        logs = "".join(path.read_text() for path in (run_dir / "logs").rglob("rollout-*.log"))
+        assert ("sleep mode is not supported on CPU" in logs) == (sleeps == "true")
+    assert rewards[0] == rewards[1]

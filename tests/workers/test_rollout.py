@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import random
+import threading
 import time
 from collections import defaultdict
 from contextlib import closing
@@ -22,6 +24,7 @@ from rhymeflow.environments.episode import Until
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.index import Index
 from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.utils.gpu_turn import GpuTurn
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -56,12 +59,14 @@ def parameters(weights):
 class Side:
     """The controller's side of one instance: what it was told and what it said."""
 
-    def __init__(self, name, config, parameters, monkeypatch, never_stops=False, before=()):
+    def __init__(
+        self, name, config, parameters, monkeypatch, never_stops=False, before=(), turn=None
+    ):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
         for message in (*before, messages.ConnectWeights(parameters.handle)):
             send(self.ours, message)
-        self.instance = rollout.RolloutInstance(theirs, name, config, make_engine)
+        self.instance = rollout.RolloutInstance(theirs, name, config, make_engine, turn)
         assert isinstance(receive(self.ours), events.InstanceJoined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
@@ -467,3 +472,44 @@ def test_a_pull_that_an_earlier_one_went_beyond_does_not_go_back(
     while not store.done:
         store.take(side.turns(1))
     assert set(store.versions[IDS[0]]) == {3}
+
+
+def test_an_engine_sleeps_while_the_learner_wants_the_gpu_and_it_has_no_work(
+    config, parameters, weights, monkeypatch, tmp_path
+):
+    side = Side(
+        "rollout-0", config, parameters, monkeypatch, turn=GpuTurn(tmp_path, is_learner=False)
+    )
+    engine, learner, said = side.instance.engine, GpuTurn(tmp_path, is_learner=True), []
+    for name in ("sleep", "wake", "submit", "install"):
+        whole = getattr(engine, name, lambda: None)  # of vLLM's engine alone
+
+        def noted(*given, name=name, whole=whole, **named):
+            said.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(engine, name, noted, raising=False)
+    side.produce(IDS[0])
+    side.turns(3)
+    wanted = learner._wanted
+    wanted.touch()
+    while engine.has_work:
+        assert said == ["submit"], "it has work"
+        side.turns(1)
+    side.turns(2)
+    assert said == ["submit", "sleep"]
+    learner.take()  # it is free
+    wanted.unlink()
+    parameters.publish(1, weights)
+    side.tell(Pull, 1)
+    threading.Timer(0.2, learner.give).start()
+    side.turns(2)
+    assert said == ["submit", "sleep", "wake", "install"]
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(learner._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    wanted.touch()
+    side.turns(2)
+    wanted.unlink()
+    side.produce(IDS[1])
+    side.turns(1)
+    assert said[4:] == ["sleep", "wake", "submit"]

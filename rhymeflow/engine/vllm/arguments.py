@@ -129,5 +129,6 @@ def engine_args(config: Config) -> dict[str, Any]:
         arguments |= _on_cpus(config)
     else:
         arguments["gpu_memory_utilization"] = rollout.memory_share
+        arguments["enable_sleep_mode"] = rollout.vllm_sleeps
         arguments["moe_backend"] = "triton"  # it computes with experts' weights as published
     return arguments

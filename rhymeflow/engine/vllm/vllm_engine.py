@@ -297,6 +297,15 @@ class VllmEngine:
         self._call("rhymeflow_prove_adapter", ids, len(response.prompt_ids), response.logprobs)
         self._forget_cache()
 
+    def sleep(self) -> None:
+        """Leave the GPU's memory to others, without work: weights go to main memory."""
+        assert not self.has_work
+        self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """Take the memory back, with an empty cache."""
+        self._llm.wake_up()
+
     def _forget_cache(self) -> None:
         """Have vLLM recompute all keys and values, also those of running requests."""
         self._llm.reset_prefix_cache(reset_running_requests=True)

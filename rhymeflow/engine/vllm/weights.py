@@ -106,7 +106,7 @@ class InstalledWeights:
                 dtype = getattr(torch, self._specs[target.parts[0]].dtype)
                 found[target.name] = partial(_digest_of_product, target.layer, shape[1], dtype)
             else:
-                found[target.name] = lambda target=target: digest(bytes_of(target.tensor()))
+                found[target.name] = partial(_digest_of, target)
         for layer in self._output_heads():
             size, dtype = layer.weight.shape[1], layer.weight.dtype
             found["the packed head"] = partial(_digest_of_product, layer, size, dtype)
@@ -235,6 +235,10 @@ def _compare_packed(layer: Any, weights: Mapping[str, Tensor]) -> None:
                 f"{attribute} of a {type(layer).__name__} of vLLM's model is not what a fresh one "
                 "makes of the pulled weights"
             )
+
+
+def _digest_of(target: Target) -> int:
+    return digest(bytes_of(target.tensor()))
 
 
 def _digest_of_product(layer: Any, size: int, dtype: torch.dtype) -> int:
