@@ -1,11 +1,11 @@
 """Packs samples into rows without padding; a prefix that several samples share is computed once.
 
-Each row is one micro-batch: the prompts and responses of some samples, in order. Samples with the
-same prompt share its tokens, and those of their responses up to where they differ, as in a tree:
+Each row is one micro-batch: the prompts and responses of some samples, in order. Samples share the
+tokens up to where they differ, of prompts and responses alike, as in a tree:
 
-    row        p p p x a a b b q q c      prompts p, q; responses x a a, x b b, c
-    positions  0 1 2 3 4 5 4 5 0 1 2
-    sequences  [p p p x a a]  [p p p x b b]  [q q c]
+    row        s p p x a a b b q q c      prompts s p p, s q q; responses x a a, x b b, c
+    positions  0 1 2 3 4 5 4 5 1 2 3
+    sequences  [s p p x a a]  [s p p x b b]  [s q q c]
 
 The gradient of a shared token is the sum over its samples. The last token of a response predicts
 nothing and is not in the row. Observations of an environment are in the row, but not predicted."""
@@ -35,7 +35,7 @@ class PackedRow:
     """Row index of the token that predicts each sampled one, int64; by member, in order."""
     targets_R: np.ndarray  # the sampled tokens, int64
     lengths: tuple[int, ...]  # sampled tokens of each member; their sum is R
-    size_unshared: int  # what T would be if samples shared only their prompt
+    size_unshared: int  # what T would be if samples shared only a prompt that is the same
 
     @property
     def num_whole(self) -> int:
@@ -106,25 +106,26 @@ class _Builder:
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
-        self._known: dict[tuple[int, ...], _Prefixes] = {}  # the samples so far, by prompt
+        self._prompts: set[tuple[int, ...]] = set()
+        self._known = _Prefixes()
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
     def unshared_cost(self, sample: Sample) -> int:
         """Return what the sample would add to `size_unshared`."""
-        num_prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
+        num_prompt = 0 if tuple(sample.prompt_ids) in self._prompts else len(sample.prompt_ids)
         return num_prompt + len(sample.completion_ids) - 1
 
     def add(self, member: int, sample: Sample) -> None:
         """Append a sample, without the prefix that the row has already."""
         self.size_unshared += self.unshared_cost(sample)
-        known = self._known.setdefault(tuple(sample.prompt_ids), _Prefixes())
+        self._prompts.add(tuple(sample.prompt_ids))
         tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
-        shared = known.longest_prefix(tokens)
+        shared = self._known.longest_prefix(tokens)
         num_new = len(tokens) - len(shared)
         new = np.arange(self.num_tokens, self.num_tokens + num_new)
         places = np.concatenate([shared, new])
-        known.add(tokens, places)
+        self._known.add(tokens, places)
         self._tokens.append(tokens[len(shared) :])
         self._positions.append(np.arange(len(shared), len(tokens)))
         self.num_tokens += num_new
@@ -151,7 +152,7 @@ class _Builder:
 
 
 class _Prefixes:
-    """The samples of one prompt, and the row indices of their tokens.
+    """The samples of a row, and the row indices of their tokens.
 
     They are sorted by their tokens' bytes, so a sample with the longest common prefix is next to
     where a new one would be inserted, and only two are compared. If several have that prefix, they

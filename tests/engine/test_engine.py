@@ -46,6 +46,26 @@ def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
         assert reasons[request.id] == reason
 
 
+def test_prompts_that_begin_alike_share_what_they_begin_with(kind, monkeypatch):
+    requests = make_requests((70, 75, 40, 80))
+    for each in (requests[1], requests[3]):
+        each.prompt_ids[:64] = requests[0].prompt_ids[:64]
+    engine, copied = make_engine(tiny_model(kind)), []
+    whole = engine._cache.copied
+
+    def noted(source, slot, length):
+        copied.append(length)
+        return whole(source, slot, length)
+
+    monkeypatch.setattr(engine._cache, "copied", noted)
+    run(engine, requests)
+    assert copied == [64, 64]
+    for request in requests:
+        tokens, logprobs, _ = oracle(tiny_model(kind, "sdpa"), request)
+        assert request.tokens == tokens
+        assert request.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
 @pytest.mark.parametrize("drafts", [right(0), tree(0.8, 24)], ids=["none", "trees"])
 @pytest.mark.parametrize("keep_cache", [True, False])
 @pytest.mark.parametrize("steps", [2, 9])

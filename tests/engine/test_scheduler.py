@@ -1,10 +1,12 @@
 """Scheduler properties, on plain sequences: no torch, no model."""
 
+from itertools import combinations, takewhile
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling, Segment
-from rhymeflow.engine.native.scheduler import Scheduler
+from rhymeflow.engine.native.scheduler import MIN_SHARED, Scheduler
 from rhymeflow.engine.native.sequence import Sequence
 
 SEGMENT = Segment(0, 0, "a")
@@ -16,7 +18,9 @@ def make_sequence(name, prompt, max_new_tokens, is_urgent=False):
     return Sequence(request, 0, list(prompt), tuple(prompt))
 
 
-prompts = st.tuples(st.integers(0, 3), st.integers(1, 30)).map(lambda p: (p[0],) * p[1])
+plain = st.tuples(st.integers(0, 3), st.integers(1, 30)).map(lambda p: (p[0],) * p[1])
+alike = st.tuples(st.integers(28, 40), plain).map(lambda p: (*range(10, 10 + p[0]), *p[1]))
+prompts = plain | alike
 jobs = st.lists(
     st.tuples(prompts, st.integers(1, 12), st.integers(0, 20), st.booleans()), max_size=14
 )
@@ -95,7 +99,9 @@ def check_plan(scheduler, plan, ready, before, in_cache):
     if running:
         assert plan.work
     for share in plan.prefix_copies:
-        assert share.donor.prompt == share.sequence.prompt
+        donor, sequence = share.donor.prompt, share.sequence.prompt
+        assert donor[: share.length] == sequence[: share.length]
+        assert donor == sequence or share.length >= MIN_SHARED
         assert before[share.sequence] == 0
         assert share.length < len(share.sequence.prompt)
         # the donor's tokens were in the cache before this iteration
@@ -110,10 +116,15 @@ def check_plan(scheduler, plan, ready, before, in_cache):
         assert sequence.cached == in_cache.get(sequence, 0)
         prefill += num_new if sequence.remaining > 1 else 0
     assert prefill <= scheduler.max_prefill_tokens
-    # nobody computes a prompt that another is computing or has computed
-    beginning = [s.prompt for s, _, _ in plan.work if before[s] == 0 and s.cached == 0]
-    long = [prompt for prompt in beginning if len(prompt) > 1]
-    assert len(set(long)) == len(long)
+    # nobody computes a long beginning of a prompt that another is computing or has computed
+    beginning = [s for s, _, _ in plan.work if before[s] == 0 and s.cached < len(s.prompt) - 1]
+    for one, other in combinations(beginning, 2):
+        length = min(len(one.prompt), len(other.prompt)) - 1
+        same = takewhile(lambda i: one.prompt[i] == other.prompt[i], range(length))  # noqa: B023
+        common = len([*same])
+        is_long = one.prompt == other.prompt or common >= MIN_SHARED
+        copied = max(one.cached, other.cached)
+        assert not is_long or copied >= common or (copied and copied + MIN_SHARED > common)
 
 
 def test_urgent_ones_take_half_of_the_places_at_once_and_no_more_while_others_wait():
@@ -157,3 +168,20 @@ def test_what_started_last_makes_way_for_the_cache_of_the_others():
     scheduler.plan()
     assert scheduler.running == [second, third], "and it goes on with what it had"
     assert third.needed == 7
+
+
+def test_a_long_beginning_is_computed_once_whatever_follows_it():
+    scheduler = Scheduler(max_num_seqs=4, max_prefill_tokens=1000, kv_capacity=1000)
+    system = tuple(range(100))
+    prompts = (*system, 1, 2, 3), (*system, 4, 5), (*system, 4, 5, 6, 7), (9, 8, 7)
+    for number, prompt in enumerate(prompts):
+        scheduler.submit(make_sequence(number, prompt, 9))
+    computed = []
+    for _ in range(3):
+        plan = scheduler.plan()
+        computed.append({s.request.id: (s.cached, n) for s, n, _ in plan.work})
+        scheduler.advance(plan.work)
+        for sequence, _, _ in plan.work:
+            sequence.extend([5], [0.0], SEGMENT)
+    assert computed[0] == {0: (0, 103), 3: (0, 3)}
+    assert computed[1] == {0: (103, 1), 1: (100, 2), 2: (100, 4), 3: (3, 1)}

@@ -60,10 +60,8 @@ def test_no_token_is_computed_twice_or_for_nothing(samples, max_tokens):
         assert set(np.concatenate(row.sequences)) == set(range(len(row.tokens_T)))
         beginnings = set()
         for sample in (samples[i] for i in row.members):
-            tokens = sample.completion_ids[:-1]
-            ends = range(len(sample.prompt_ids) + len(tokens))
-            whole = tuple(sample.prompt_ids + tokens)
-            beginnings |= {(tuple(sample.prompt_ids), whole[: end + 1]) for end in ends}
+            whole = (*sample.prompt_ids, *sample.completion_ids[:-1])
+            beginnings |= {whole[: end + 1] for end in range(len(whole))}
         assert len(row.tokens_T) == len(beginnings)
         assert row.size_unshared == _size([samples[i] for i in row.members])
 

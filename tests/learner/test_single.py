@@ -112,7 +112,8 @@ def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type, cuts
 
 
 def test_the_share_of_tokens_that_are_computed():
-    """Of two groups with prompts of 3 tokens: in the one all is in common, in the other nothing."""
+    """Of two groups with prompts of 3 tokens, of which 2 are in common: in the one all of the
+    responses is in common, in the other nothing."""
     batch = [
         Sample(group, [3, 4, 5 + group], tokens, [-1.0] * 4, [0] * 4, float(member), False)
         for group, second in ((0, [6, 6]), (1, [6, 7]))
@@ -120,7 +121,7 @@ def test_the_share_of_tokens_that_are_computed():
         for tokens in [[token, 8, 9, 2]]
     ]
     metrics = tiny_learner().train(batch, 0)
-    assert metrics["packing/computed_share"] == pytest.approx((3 + 3 + 3 + 6) / (2 * (3 + 6)))
+    assert metrics["packing/computed_share"] == pytest.approx((3 + 3 + 1 + 6) / (2 * (3 + 6)))
 
 
 def test_what_is_forgotten_has_no_part_in_the_step():

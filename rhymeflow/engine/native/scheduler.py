@@ -9,12 +9,14 @@
   fits and leaves room for others to grow.
 - One iteration prefills at most `max_prefill_tokens` tokens, in chunks; each sequence that is ready
   to decode decodes in every iteration.
-- Of running sequences with the same prompt (a group), one computes it and the others copy it,
-  unless it was computed under older weights, or given back because of its length.
+- Of running sequences with the same prompt (a group), or the same long beginning of one, one
+  computes it and the others copy it, unless it was computed under older weights, or given back
+  because of its length.
 - Every iteration runs at least one token while there is work."""
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ from rhymeflow.histospec.draft import NONE, Draft
 URGENT_SHARE = 0.5
 """Share of the running sequences that urgent requests may displace: they are decoded at once, and
 training continues during an evaluation of any size."""
+MIN_SHARED = 32
+"""Least tokens with which differing prompts begin alike that are copied and not computed again."""
 WATERMARK = 0.01
 """Least share of the cache that a request leaves free when it starts beside others."""
 
@@ -39,7 +43,7 @@ class SequenceWork(NamedTuple):
 
 
 class PrefixCopy(NamedTuple):
-    """Copy the first `length` cached tokens of `donor`, which begins with the same prompt."""
+    """Copy the first `length` cached tokens of `donor`, whose prompt begins with the same."""
 
     donor: Sequence
     sequence: Sequence
@@ -168,25 +172,56 @@ class Scheduler:
             self.running.append(queue.popleft())
 
     def _share(self, unready: list[Sequence], plan: IterationPlan) -> set[Sequence]:
-        """Plan copies of cached prompts; return the sequences that wait for theirs."""
-        donors: dict[tuple[int, ...], Sequence] = {}
+        """Plan copies of cached beginnings of prompts; return sequences that wait for theirs."""
+        donors, in_progress, held_back = _Beginnings(), _Beginnings(), set()
         for sequence in self.running:
             is_ready = sequence.cached >= len(sequence.prompt) - 1 and sequence.has_prompt
             if is_ready and not sequence.is_mixed:
-                donors.setdefault(sequence.prompt, sequence)
-        in_progress: set[tuple[int, ...]] = set()
-        held_back = set()
+                donors.add(sequence)
         # Begun sequences come first, so none waits for a sequence that itself waits.
         for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
             length = len(sequence.prompt) - 1
             if sequence.cached >= length or length == 0:
                 continue
-            donor = donors.get(sequence.prompt)
-            if donor is not None and sequence.cached == 0:
-                plan.prefix_copies.append(PrefixCopy(donor, sequence, length))
-                sequence.cached = length
-            elif sequence.prompt in in_progress and sequence.cached == 0:
-                held_back.add(sequence)
-            elif not sequence.is_mixed:
-                in_progress.add(sequence.prompt)
+            if sequence.cached == 0:
+                donor, common = donors.longest(sequence)
+                _, promised = in_progress.longest(sequence)
+                if promised - common >= (MIN_SHARED if common else 1):
+                    held_back.add(sequence)
+                    continue
+                if donor is not None:
+                    plan.prefix_copies.append(PrefixCopy(donor, sequence, common))
+                    sequence.cached = common
+            if not sequence.is_mixed and sequence.cached < length:
+                in_progress.add(sequence)
         return held_back
+
+
+class _Beginnings:
+    """Sequences by their prompts, sorted, so that a prompt with the longest common beginning is
+    next to where another one would be inserted."""
+
+    def __init__(self) -> None:
+        self._prompts: list[tuple[int, ...]] = []
+        self._sequences: dict[tuple[int, ...], Sequence] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence; of those with the same prompt the first is kept."""
+        if sequence.prompt not in self._sequences:
+            insort(self._prompts, sequence.prompt)
+            self._sequences[sequence.prompt] = sequence
+
+    def longest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
+        """Return a sequence that begins as this one does, and with how many tokens: all but the
+        last of the prompt, or at least `MIN_SHARED`; None and 0: there is none."""
+        prompt, most = sequence.prompt, len(sequence.prompt) - 1
+        if prompt in self._sequences:
+            return self._sequences[prompt], most
+        index, found, longest = bisect(self._prompts, prompt), None, MIN_SHARED - 1
+        for near in self._prompts[max(index - 1, 0) : index + 1]:
+            pairs = zip(prompt[:most], near[:-1], strict=False)
+            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(most, len(near) - 1))
+            other = self._sequences[near]
+            if common > longest and other.held == other.cached:  # it has given nothing back
+                found, longest = other, common
+        return found, longest if found else 0
