@@ -1,7 +1,7 @@
 """Deaths in emulated runs: what one costs, beside the simulation of the same deaths.
 
-Workers are killed at even intervals, of one kind in a run; starting one again takes what it takes
-on this machine, and the simulation is told how long that was.
+Workers are killed at even intervals, of one kind in a run; starting one again, and writing a
+checkpoint, takes what it takes on this machine, and the simulation is told how long that was.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from benchmarks.training.train import train
 from rhymeflow import emulation
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config
-from rhymeflow.core.events import InstanceJoined, InstanceLeft, LearnerReady
+from rhymeflow.core.events import InstanceJoined, InstanceLeft, LearnerReady, VersionPublished
 from rhymeflow.sim.faults import DETECTION, HOUR, Death
 from rhymeflow.sim.workload import RecordedWorkload, uniform
+from rhymeflow.store.checkpoint_dirs import paths_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -85,6 +86,13 @@ def deaths(args: argparse.Namespace) -> harness.Found:
             train(config)
             quiet = published_at(Path(folder) / "quiet")[-1]
             lengths = RecordedWorkload(Path(folder) / "quiet", config)
+            writing = {
+                "simulation.faults.checkpoint_copy_seconds": 0.0,
+                "simulation.faults.checkpoint_write_seconds": written_after(
+                    Path(folder) / "quiet", scale
+                ),
+            }
+            config = build_config(writing, base=config, where="deaths")
             simulated = simulate_run(config, lengths).seconds
             row = {"setting": name, "side": str(OURS), "scale": round(scale)}
             for kind in ("rollout", "learner"):
@@ -153,6 +161,23 @@ def killed(run_dir: Path, kind: str, times: Sequence[float], scale: float) -> li
         left, back = [(first.time + (at - began) * scale, 0) for at in times], back[1:]
     pairs = zip(left, back, strict=False)  # the last may not be back when the run ends
     return [Killed(at - ready, joined - at, site) for (at, site), joined in pairs]
+
+
+def written_after(run_dir: Path, scale: float) -> float:
+    """Seconds of the cluster from a version's publication until its checkpoint was there."""
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        published = {
+            event.version: at
+            for _, at, event in reader.events()
+            if isinstance(event, VersionPublished)
+        }
+        first = reader.attempts()[0]
+    began = datetime.fromisoformat(first.started).timestamp()
+    return statistics.median(
+        # Renaming a directory, once it is complete, changes its status.
+        max(0.0, first.time + (path.stat().st_ctime - began) * scale - published[version])
+        for version, path in paths_of(run_dir).items()
+    )
 
 
 def told(config: Config, found: Sequence[Killed]) -> Config:

@@ -57,6 +57,10 @@ class FaultsConfig(Section):
     learner_seconds: NonNegativeFloat = 180.0
     """Seconds from noticing the loss until a new learner has loaded a checkpoint, or the controller
     has resumed. Retraining the batches since the checkpoint takes extra time."""
+    checkpoint_copy_seconds: NonNegativeFloat = 1.0
+    """Seconds for which a checkpoint stops the learner."""
+    checkpoint_write_seconds: NonNegativeFloat = 60.0
+    """Seconds after that until the checkpoint can be loaded."""
 
 
 class SimulationConfig(Section):

@@ -45,10 +45,10 @@ class Recovery:
     learner: float  # until the learner or the controller is up again
     run: RunConfig
     evaluates: Callable[[Version], bool]  # whether a version is evaluated
+    checkpoint_copy: float  # for which a checkpoint stops the learner
+    checkpoint_write: float  # after that, until the checkpoint can be loaded
     detection: float = DETECTION
     store: float = 1.0  # between writes of the tokens in flight, as in real runs
-    checkpoint_copy: float = 1.0  # for which a checkpoint stops the learner
-    checkpoint_write: float = 60.0  # after that, until the checkpoint can be loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ def _recovery(config: Config, plan: Plan) -> Recovery:
         learner=faults.learner_seconds,
         run=config.run,
         evaluates=partial(plan.evaluates, config.run.best_suite),
+        checkpoint_copy=faults.checkpoint_copy_seconds,
+        checkpoint_write=faults.checkpoint_write_seconds,
     )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,8 @@ QUICK = {"detection": 0.25, "checkpoint_copy": 0.0, "checkpoint_write": 0.0}
 def recovering(**seconds: float | None) -> Iterator[None]:
     """Assumed times are these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "Recovery", partial(Recovery, **{**QUICK, **seconds}))
+        assumed = {**QUICK, **seconds}
+        patch.setattr(simulate, "Recovery", lambda **given: Recovery(**{**given, **assumed}))
         yield
 
 
@@ -129,6 +129,15 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path):
     assert never.tokens_lost > 5 * max(1, often.tokens_lost)
     assert often.step_seconds[0] < never.step_seconds[0]
     assert often.tokens_recomputed > never.tokens_recomputed == 0
+
+
+@pytest.mark.parametrize(("seconds", "retrained"), [(0.0, 0), (1000.0, 2)])
+def test_how_long_a_checkpoint_is_written_is_configured(tmp_path, seconds, retrained):
+    fields = {"run__save_steps": 2, "simulation__faults__checkpoint_write_seconds": seconds}
+    fields |= {"simulation__faults__checkpoint_copy_seconds": 0.0}
+    config = a_config(tmp_path, **FAULTS | fields)
+    found = run(config, Constant(), deaths=[Death(THIRD, "learner")])
+    assert found.batches_retrained == retrained
 
 
 def test_another_joins_only_when_there_is_a_learner(tmp_path):
