@@ -95,8 +95,8 @@ class Scheduler:
         self._make_room(plan)
         if not plan.dropped:
             self._admit(plan)
-        unready = [sequence for sequence in self.running if sequence.remaining > 1]
-        held_back = self._share(unready, plan) if unready else set()
+        beginning = [each for each in self.running if each.cached < len(each.prompt) - 1]
+        held_back = self._share(beginning, plan) if beginning else set()
         budget = self.max_prefill_tokens
         for sequence in self.running:
             if sequence in held_back:
@@ -171,18 +171,16 @@ class Scheduler:
             plan.room -= more
             self.running.append(queue.popleft())
 
-    def _share(self, unready: list[Sequence], plan: IterationPlan) -> set[Sequence]:
-        """Plan copies of cached beginnings of prompts; return sequences that wait for theirs."""
+    def _share(self, beginning: list[Sequence], plan: IterationPlan) -> set[Sequence]:
+        """Plan copies of cached beginnings of prompts to sequences without the whole of theirs;
+        return those that wait."""
         donors, in_progress, held_back = _Beginnings(), _Beginnings(), set()
         for sequence in self.running:
             is_ready = sequence.cached >= len(sequence.prompt) - 1 and sequence.has_prompt
             if is_ready and not sequence.is_mixed:
                 donors.add(sequence)
         # Begun sequences come first, so none waits for a sequence that itself waits.
-        for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
-            length = len(sequence.prompt) - 1
-            if sequence.cached >= length or length == 0:
-                continue
+        for sequence in sorted(beginning, key=lambda sequence: sequence.cached == 0):
             if sequence.cached == 0:
                 donor, common = donors.longest(sequence)
                 _, promised = in_progress.longest(sequence)
@@ -192,7 +190,7 @@ class Scheduler:
                 if donor is not None:
                     plan.prefix_copies.append(PrefixCopy(donor, sequence, common))
                     sequence.cached = common
-            if not sequence.is_mixed and sequence.cached < length:
+            if not sequence.is_mixed and sequence.cached < len(sequence.prompt) - 1:
                 in_progress.add(sequence)
         return held_back
 
