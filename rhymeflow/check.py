@@ -81,7 +81,7 @@ def before_start(config: Config) -> None:
     if config.learner.is_used:
         check_sources(config.data)
     check_best_metric(config)
-    _check_own_parts(config.learner)
+    _check_own_parts(config.learner, config.rollout.max_completion_length)
     for suite in config.eval.suites:
         if suite.steps and suite.source is not None and not is_generator(suite.source):
             check_source(Path(suite.source), f"eval.suites: {suite.name}: source")
@@ -94,14 +94,14 @@ def before_start(config: Config) -> None:
     check_workers_here(config)
 
 
-def _check_own_parts(learner: LearnerConfig) -> None:
+def _check_own_parts(learner: LearnerConfig, longest: int) -> None:
     """Raise `UserError` if a part of the algorithm that no named one has cannot be used."""
     names = "advantage", "ratio", "surrogate", "loss_type"
     usual = {(name, parts[name]) for parts in ALGORITHMS.values() for name in names}
     if not usual.issuperset((name, getattr(learner, name)) for name in names):
         from rhymeflow.learner.algorithms.losses import check_parts  # loads torch
 
-        check_parts(learner)
+        check_parts(learner, longest)
 
 
 def check_adapter(config: Config) -> None:

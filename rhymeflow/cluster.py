@@ -34,6 +34,11 @@ def describe(config: Config) -> str:
         UserError: the run is not possible as configured, or does not fit.
     """
     config = placement.with_memory_share(config, config.cluster.gpus_per_node)
+    if config.rollout.vllm_sleeps and not _shares_gpu(config):
+        raise UserError(
+            "rollout.vllm_sleeps: learner and engines share no GPU, since cluster.gpus_per_node = "
+            f"{config.cluster.gpus_per_node}, or one of them takes several"
+        )
     model, nodes = model_of(config), placement.place(config)
     rank, instance = of_rank(config, model), memory.of_instance(config, model, max_prompt(config))
     _check_gpus(config, model, rank, instance)
@@ -74,15 +79,14 @@ def adapted(profile: Profile, config: Config) -> Profile:
     """Return the profile with the costs of the configuration's adapter, if it has one.
 
     Of the six operations on a weight for each token, one without a gradient takes four. The
-    optimizer's traffic, and what is published and pulled, are the adapter's; the learner, and the
-    native engine, also hash a part of the weights under it.
+    optimizer's traffic, and what is published and pulled, are the adapter's; learner and engine
+    also hash a part of the weights under it.
     """
     if not config.model.lora.is_used or profile.of_adapter:
         return profile
     model = memory.model_on_gpus(config)
     share = model.num_adapter / model.num_parameters
     train_token = (4 / 6 + share) * profile.train_token
-    is_hashed = config.rollout.engine == "native"
     return replace(
         profile,
         of_adapter=True,
@@ -90,7 +94,7 @@ def adapted(profile: Profile, config: Config) -> Profile:
         measure_token=min(profile.measure_token, train_token),
         train_step=share * profile.train_step,
         push=(share + 1 / PARTS) * profile.push,
-        pull=(share + is_hashed / PARTS) * profile.pull,
+        pull=(share + 1 / PARTS) * profile.pull,
     )
 
 
@@ -118,9 +122,11 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
         MemoryPart("weights staged, two versions", 2 * model.version),
         *memory.of_changes(config, model),
     ]
+    whole = len(node.instances) * config.rollout.vllm_tensor_parallel_size * model.weights
     if model.num_adapter and config.rollout.engine == "vllm" and node.instances:
-        read = len(node.instances) * config.rollout.vllm_tensor_parallel_size * model.weights
-        parts.append(MemoryPart("weights as instances read them at their start", read))
+        parts.append(MemoryPart("weights as instances read them at their start", whole))
+    elif config.rollout.vllm_sleeps:
+        parts.append(MemoryPart("weights of instances that sleep", whole))
     if node.ranks and not config.learner.offload_optimizer:
         leaving = model.version * len(node.ranks) // config.learner.num_ranks
         parts.append(MemoryPart("weights on their way from the ranks' GPUs", leaving))

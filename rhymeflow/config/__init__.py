@@ -105,7 +105,10 @@ class Config(Section):
         of_agent = {"agent_python", "agent_timeout", "idle_timeout"}
         workload, faults = self.simulation.workload, self.simulation.faults
         dies = faults.device_mtbf_hours or faults.controller_mtbf_hours
-        of_deaths = {"instance_seconds", "learner_seconds"}
+        of_deaths = {
+            "instance_seconds", "learner_seconds", "checkpoint_copy_seconds",
+            "checkpoint_write_seconds",
+        }  # fmt: skip
         of_turns = {"observation_tokens", "environment_seconds"}
         of_nodes, of_drop = {"gpus_per_node", "memory_gb"}, {"max_consecutive_failures"}
         for needs, is_on, section, names in (
@@ -172,10 +175,13 @@ class Config(Section):
                 f"rollout.max_instances = {most}: needs runtime = 'ray', and must be at least "
                 f"rollout.num_instances = {rollout.num_instances}"
             )
-        if rollout.vllm_sleeps and (self.schedule.bound or self.runtime == "ray"):
+        schedule = self.schedule
+        takes_turns = schedule.name == "synchronous" and not schedule.accumulate_early
+        if rollout.vllm_sleeps and not (takes_turns and self.runtime == "local"):
             yield (
-                "rollout.vllm_sleeps: needs schedule.name = 'synchronous', under which engine and "
-                "learner never have work at once, and runtime = 'local'"
+                "rollout.vllm_sleeps: needs schedule.name = 'synchronous', without "
+                "accumulate_early, under which a batch is trained on when all of it is there, and "
+                "runtime = 'local'"
             )
         has_turns = any(suite.environments is not None for suite in self.eval.suites)
         if rollout.stop and (has_turns or self.environment.is_used):

@@ -76,8 +76,8 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
     if theirs := next((name for name in fields.SECTIONS_OF_OTHERS if name in values), None):
         raise UserError(
-            f"{where}: is a configuration of {fields.SECTIONS_OF_OTHERS[theirs]}, whose section is "
-            f"{theirs!r}; docs/from-others.md has the names of its fields here"
+            f"{where}: is a configuration of {fields.SECTIONS_OF_OTHERS[theirs]} (it has the "
+            f"section {theirs!r}); docs/from-others.md has the names of its fields here"
         )
     # A section whose lines are all commented out is null in YAML, and means its defaults. The copy
     # through JSON separates values that YAML aliases share, so that an override changes only one.

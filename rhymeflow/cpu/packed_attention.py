@@ -106,16 +106,17 @@ def attend(q, k, v, out, log_sums, scale, reach, cap, sinks, sizes, items, place
 @njit(**_COMPILED)
 def differentiate(
     q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, reach, cap, sinks, sizes, items,
-    places, room,
+    places, owners, room,
 ):  # fmt: skip
-    """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`. The
-    other arguments are those of `attend`, after it has run."""
+    """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`. `owners`
+    has, for each of `places`, the row of these two to which its token's is added. The other
+    arguments are those of `attend`, after it has run."""
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
     one, log_sum, inner = np.float32(1), room.first, room.second
     for i in range(len(items)):
         head, begin, length, start = items[i]
-        tokens = places[begin:][:length]
+        tokens, into = places[begin:][:length], owners[begin:][:length]
         _block(room.k, k, tokens, 0, length, head, kv_heads, 1, dim, one)
         _block(room.v, v, tokens, 0, length, head, kv_heads, 1, dim, one)
         room.sum_k[: _whole_tiles(length) * dim] = np.float32(0)
@@ -148,8 +149,8 @@ def differentiate(
                     row[d] = source[d] * scale
             _add_products(room.sum_k, room.s, room.q, rows, begin, seen, dim)
             _add_products(room.sum_v, room.p, room.g, rows, begin, seen, dim)
-        _scatter_add(grad_k, room.sum_k, tokens, head, kv_heads, dim)
-        _scatter_add(grad_v, room.sum_v, tokens, head, kv_heads, dim)
+        _scatter_add(grad_k, room.sum_k, into, head, kv_heads, dim)
+        _scatter_add(grad_v, room.sum_v, into, head, kv_heads, dim)
 
 
 @njit(inline="always")

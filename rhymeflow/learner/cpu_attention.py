@@ -41,9 +41,8 @@ class CpuPackedAttention(Attention):
         ]
         # Each with tokens of its own: start in `_places`, length, and its first own token.
         self._sequences_S3 = np.array(rows)
-        # Sequences that share a token add to the same gradients, so one thread does them, in order.
-        firsts = self._places[self._sequences_S3[:, 0]]
-        self._trees = [np.flatnonzero(firsts == first) for first in np.unique(firsts)]
+        self._parts, self._owners, copied = self._branching(num_tokens)
+        self._copied = torch.from_numpy(copied)
         self._jobs: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def attend(
@@ -58,11 +57,35 @@ class CpuPackedAttention(Attention):
         )
         return narrowed(out_THD, width)
 
+    def _branching(self, num_tokens: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """Return what can be done side by side. Sequences that share a token add to the same
+        gradients; those that have only the beginning in common that all of their tree have do so
+        to copies of it.
+
+        Returns: the sequences of each part; in the order of `_places`, the rows that gradients are
+        added to; and the row of each copy, which come after the row's own tokens."""
+        places = [self._places[begin:][:length] for begin, length, _ in self._sequences_S3]
+        firsts = np.array([each[0] for each in places])
+        parts, owners, copied = [], self._places.copy(), [np.zeros(0, dtype=np.int64)]
+        count = num_tokens
+        for first in np.unique(firsts):
+            tree = np.flatnonzero(firsts == first)
+            trunk = _common([places[n] for n in tree])
+            after = np.array([places[n][trunk] if len(places[n]) > trunk else -1 for n in tree])
+            for number, child in enumerate(dict.fromkeys(after.tolist())):
+                parts.append(tree[after == child])
+                if number:  # the first adds to the tokens themselves
+                    for begin in self._sequences_S3[parts[-1], 0]:
+                        owners[begin : begin + trunk] = np.arange(count, count + trunk)
+                    copied.append(places[tree[0]][:trunk])
+                    count += trunk
+        return parts, owners, np.concatenate(copied)
+
     def _split(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
-        """Return the kernels' items, one array per thread: whole trees of a head, by equal work."""
+        """Return the kernels' items, one array per thread: whole parts of a head, by equal work."""
         pieces = []
-        for tree in self._trees:
-            rows_S3 = self._sequences_S3[tree]
+        for part in self._parts:
+            rows_S3 = self._sequences_S3[part]
             lengths, starts = rows_S3[:, 1], rows_S3[:, 2]
             work = int((lengths**2 - starts**2).sum())
             for head in range(num_kv_heads):
@@ -77,9 +100,30 @@ class CpuPackedAttention(Attention):
             jobs[idlest].append(items)
         return [np.concatenate(items) for items in jobs]
 
-    def run(self, kernel: Callable[..., None], *arrays: Any, sizes: tuple[int, int, int]) -> None:
-        """Run a kernel on all items, one job per thread."""
-        _, num_kv_heads, head_dim = sizes
+    def attended(self, *arrays: Any, sizes: tuple[int, int, int]) -> None:
+        """Run `packed_attention.attend`."""
+        self._run(packed_attention.attend, *arrays, sizes, places=(self._places,))
+
+    def differentiated(
+        self, *arrays: Any, keys: tuple[int, ...], sizes: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Run `packed_attention.differentiate`; return the gradients by keys and values, of shape
+        `keys`, [T, G, D]."""
+        shape = keys[0] + len(self._copied), *keys[1:]
+        grad_k, grad_v = torch.zeros(shape), torch.zeros(shape)
+        first, how = arrays[:7], arrays[7:]
+        self._run(
+            packed_attention.differentiate,
+            *(*first, *_flat(grad_k, grad_v), *how, sizes),
+            places=(self._places, self._owners),
+        )
+        for each in (grad_k, grad_v):
+            each[: keys[0]].index_add_(0, self._copied, each[keys[0] :])
+        return grad_k[: keys[0]], grad_v[: keys[0]]
+
+    def _run(self, kernel: Callable[..., None], *arrays: Any, places: tuple[Any, ...]) -> None:
+        """Run a kernel on all items, one job per thread. The last of `arrays` are the sizes."""
+        _, num_kv_heads, head_dim = arrays[-1]
         key = num_kv_heads, torch.get_num_threads()
         if key not in self._jobs:
             self._jobs[key] = self._split(*key)
@@ -87,7 +131,7 @@ class CpuPackedAttention(Attention):
 
         def call(items: np.ndarray) -> None:
             room = packed_attention.room(self._longest, head_dim)
-            kernel(*arrays, sizes, items, self._places, room)
+            kernel(*arrays, items, *places, room)
 
         threads.run(call, jobs, len(jobs))
 
@@ -112,7 +156,7 @@ class _Attend(torch.autograd.Function):
         ctx.sizes, ctx.packed = (heads, len(k_GTD), dim), packed
         ctx.how = np.float32(weighing.scale), *limits
         arrays = _flat(*rows, out_THD, log_sums_TH)
-        packed.run(packed_attention.attend, *arrays, *ctx.how, sizes=ctx.sizes)
+        packed.attended(*arrays, *ctx.how, sizes=ctx.sizes)
         out = out_THD.to(q_HTD.dtype)
         ctx.save_for_backward(*rows, out, log_sums_TH, sink_H)
         return out
@@ -121,15 +165,25 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sums, sink_H = ctx.saved_tensors
         grad_q = torch.empty(q.shape)
-        grad_k, grad_v = torch.zeros(k.shape), torch.zeros(v.shape)
-        arrays = _flat(q, k, v, out, log_sums, grad_THD.contiguous(), grad_q, grad_k, grad_v)
-        ctx.packed.run(packed_attention.differentiate, *arrays, *ctx.how, sizes=ctx.sizes)
+        arrays = _flat(q, k, v, out, log_sums, grad_THD.contiguous(), grad_q)
+        grad_k, grad_v = ctx.packed.differentiated(*arrays, *ctx.how, keys=k.shape, sizes=ctx.sizes)
         gradients = (x.to(q.dtype).transpose(0, 1) for x in (grad_q, grad_k, grad_v))
         grad_sink = None
         if sink_H is not None:  # its value is 0, so its slope is only what it takes from the others
             inner_TH = (grad_THD.float() * out.float()).sum(-1)
             grad_sink = -((sink_H.float() - log_sums).exp() * inner_TH).sum(0).to(sink_H.dtype)
         return (*gradients, grad_sink, None, None)
+
+
+def _common(sequences: Sequence[np.ndarray]) -> int:
+    """Return how many first tokens all sequences share."""
+    first, *others = sequences
+    shared = len(first)
+    for each in others:
+        shared = min(shared, len(each))
+        differ = np.flatnonzero(first[:shared] != each[:shared])
+        shared = int(differ[0]) if len(differ) else shared
+    return shared
 
 
 def _flat(*tensors: Tensor) -> list[np.ndarray]:

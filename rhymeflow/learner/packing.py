@@ -12,7 +12,6 @@ nothing and is not in the row. Observations of an environment are in the row, bu
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from rhymeflow.learner.sample import Sample
+from rhymeflow.utils.prefixes import Prefixes
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Builder:
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
         self._prompts: set[tuple[int, ...]] = set()
-        self._known = _Prefixes()
+        self._known = Prefixes[np.ndarray]()  # the rows of what it has
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
@@ -121,7 +121,8 @@ class _Builder:
         self.size_unshared += self.unshared_cost(sample)
         self._prompts.add(tuple(sample.prompt_ids))
         tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
-        shared = self._known.longest_prefix(tokens)
+        places, common = self._known.longest(tokens)
+        shared = np.zeros(0, dtype=np.int64) if places is None else places[:common]
         num_new = len(tokens) - len(shared)
         new = np.arange(self.num_tokens, self.num_tokens + num_new)
         places = np.concatenate([shared, new])
@@ -149,35 +150,3 @@ class _Builder:
             lengths=tuple(sample.num_sampled for sample in self._samples),
             size_unshared=self.size_unshared,
         )
-
-
-class _Prefixes:
-    """The samples of a row, and the row indices of their tokens.
-
-    They are sorted by their tokens' bytes, so a sample with the longest common prefix is next to
-    where a new one would be inserted, and only two are compared. If several have that prefix, they
-    share its tokens, so any will do."""
-
-    def __init__(self) -> None:
-        self._sorted: list[bytes] = []
-        self._places: list[np.ndarray] = []
-
-    def add(self, tokens: np.ndarray, places: np.ndarray) -> None:
-        """Record the row indices of these tokens."""
-        key = tokens.tobytes()
-        index = bisect(self._sorted, key)
-        self._sorted.insert(index, key)
-        self._places.insert(index, places)
-
-    def longest_prefix(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the row indices of the longest prefix of `tokens` that is already in the row."""
-        index = bisect(self._sorted, tokens.tobytes())
-        longest = np.zeros(0, dtype=np.int64)
-        for neighbour in range(max(index - 1, 0), min(index + 1, len(self._sorted))):
-            others = np.frombuffer(self._sorted[neighbour], dtype=tokens.dtype)
-            length = min(len(tokens), len(others))
-            differ = np.flatnonzero(tokens[:length] != others[:length])
-            common = int(differ[0]) if len(differ) else length
-            if common > len(longest):
-                longest = self._places[neighbour][:common]
-        return longest

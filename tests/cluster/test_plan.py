@@ -94,7 +94,7 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
 
 
 def test_an_adapter_has_costs_of_its_own() -> None:
-    """Four operations a weight and token, six for the adapter's; vLLM reads its bytes alone."""
+    """Four operations a weight and token, six for the adapter's; what is under it is hashed."""
     config = read_config("qwen3_8b_1gpu")
     profile, model = profiles.load(config.schedule.cost_model), model_of("qwen3_8b_1gpu")
     whole, own = model.num_parameters, model.num_adapter
@@ -102,7 +102,7 @@ def test_an_adapter_has_costs_of_its_own() -> None:
     train = profile.train_token * (4 * whole + 6 * own) / (6 * whole)
     assert found.train_token == pytest.approx(train)
     assert found.measure_token == profile.measure_token
-    assert found.pull == pytest.approx(profile.pull * own / whole)
+    assert found.pull == pytest.approx(profile.pull * (own / whole + 1 / 16))
     assert found.push == pytest.approx(profile.push * (own / whole + 1 / 16))
     assert (found.k1, found.k2, found.prefill_token) == (
         profile.k1, profile.k2, profile.prefill_token
@@ -218,6 +218,16 @@ REFUSED = {
         "qwen3_8b_1gpu",
         {"cluster.gpu_memory_gb": "36", "rollout.vllm_sleeps": "true"},
         "learner and engine take [0-9.]+ GB, .*: more than cluster.gpu_memory_gb = 36$",
+    ),
+    "in turn, before the batch is there": (
+        "qwen3_8b_1gpu",
+        {"schedule.accumulate_early": "true", "rollout.vllm_sleeps": "true"},
+        "rollout.vllm_sleeps: needs schedule.name = 'synchronous', without accumulate_early",
+    ),
+    "in turn, on GPUs of their own": (
+        "qwen3_8b_1gpu",
+        {"cluster.gpus_per_node": "2", "rollout.vllm_sleeps": "true"},
+        "rollout.vllm_sleeps: learner and engines share no GPU",
     ),
     "in turn, while both compute": (
         "qwen3_8b_1gpu",

@@ -218,7 +218,7 @@ MISTAKES = {
     "field of another section": ("learner: {num_generations: 3}", {}, ["f.yaml:1: ", "did you mean rollout.num_generations?"]),
     "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner.beta?"]),
     "verl's fields": ("", {"actor_rollout_ref.actor.clip_ratio_high": "0.28", "algorithm.adv_estimator": "grpo"}, ["--actor_rollout_ref.actor.clip_ratio_high: there is no such field; did you mean learner.epsilon_high?; --algorithm.adv_estimator: there is no such field; did you mean learner.algorithm?"]),
-    "AReaL's file": ("gconfig: {n_samples: 4}\nactor: {eps_clip: 0.4}", {}, ["f.yaml: is a configuration of AReaL, whose section is 'gconfig'; docs/from-others.md has the"]),
+    "AReaL's file": ("gconfig: {n_samples: 4}\nactor: {eps_clip: 0.4}", {}, ["f.yaml: is a configuration of AReaL (it has the section 'gconfig'); docs/from-others.md has the"]),
     "empty section that is none": ("learnr:\n  # beta: 1", {}, ["f.yaml:1: learnr", "did you mean learner?"]),
     "null in place of a name": ("name:\nruntime:", {}, ["f.yaml:1: name: given null"]),
     "field without its section": ("beta: 1", {}, ["f.yaml:1: beta", "did you mean learner.beta?"]),
@@ -275,6 +275,7 @@ MISTAKES = {
     "a history of nothing": ("", {"drafting.history_run": "runs/a", "drafting.window": "off"}, ["drafting.history_run: has no effect without drafts"]),
     "nodes that are not there": ("cluster: {gpus_per_node: 4}", {}, ["cluster.gpus_per_node: has no effect without cluster.nodes"]),
     "answers between no turns": ("", {"simulation.workload.observation_tokens": "9"}, ["--simulation.workload.observation_tokens: has no effect without mean_turns above 1"]),
+    "a checkpoint though nothing dies": ("simulation: {faults: {checkpoint_write_seconds: 9}}", {}, ["f.yaml:1: simulation.faults.checkpoint_write_seconds: has no effect without device_mtbf_hours"]),
     "who is back though nothing dies": ("simulation: {faults: {learner_seconds: 9}}", {}, ["f.yaml:1: simulation.faults.learner_seconds: has no effect without device_mtbf_hours"]),
     "a Ray that is not used": ("ray: {address: auto}", {}, ["ray.address: has no effect without runtime: ray"]),
 }  # fmt: skip

@@ -42,6 +42,17 @@ def right_logprobs(model, request):
     return logprob_TV.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
 
 
+def test_what_was_given_back_is_not_copied_to_a_prompt_that_begins_alike(model):
+    engine, first, other = make_engine(model), request_of(0), request_of(1)
+    other.prompt_ids[64:] = [each + 1 for each in other.prompt_ids[64:]]
+    engine.submit(first)
+    while not getattr(engine._sequences[first.id].slot, "start", 0):
+        engine.step()
+    run(engine, [other])
+    for request in (first, other):
+        assert request.logprobs == pytest.approx(right_logprobs(model, request), abs=1e-4)
+
+
 def test_a_long_response_needs_no_more_cache_than_a_short_one(model):
     """One of two shares the prompt, one comes when the prompt was given back."""
     engine, requests = make_engine(model), [request_of(i) for i in range(3)]

@@ -189,7 +189,7 @@ def test_an_algorithm_sets_what_is_not_set():
     for name, each in ALGORITHMS.items():
         found = LearnerConfig(algorithm=name)
         assert {part: getattr(found, part) for part in PARTS} == dict(each)
-        check_parts(found)
+        check_parts(found, 100)
     assert {each["ratio"] for each in ALGORITHMS.values()} == set(RATIOS)
     assert {each["surrogate"] for each in ALGORITHMS.values()} == set(SURROGATES)
     fields = LearnerConfig.model_fields
@@ -313,6 +313,9 @@ def unbounded(length, max_completion_length):
 def nothing(length, max_completion_length):
     return 1.0, 0.0
 
+def of_long(length, max_completion_length):
+    return float(length == 1), 1.0
+
 def weight(length, max_completion_length):
     return 1 / length
 
@@ -386,17 +389,18 @@ def test_a_users_advantages_are_one_number_for_each():
         ("surrogate", "FILE:few", "cannot be called as f(ratios, advantages, logprobs, config)"),
         ("advantage", "FILE:advantge", "there is no 'advantge' in it; did you mean advantage?"),
         ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
-        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:30)"),
+        ("advantage", "FILE:raises", "NameError: name 'baseline' is not defined (mine.py:33)"),
         ("advantage", "FILE:of_equals", "returned [nan, nan] for 2 rewards; give one finite"),
         ("ratio", "FILE:first", "mine.py:first returned size [1], should be a tensor of size [4]"),
         ("ratio", "FILE:spread", ", should be a finite number for each token"),
         ("surrogate", "FILE:one", "mine.py:one returned float "),
         ("surrogate", "FILE:constant", "returned losses without a gradient"),
         ("loss_type", "grop", "allowed: grpo, bnpo, dapo, dr_grpo, or a function of your own"),
-        ("loss_type", "FILE:weight", "mine.py:weight returned float 0.333"),
+        ("loss_type", "FILE:weight", "mine.py:weight returned float 0.0"),
         ("loss_type", "FILE:divides", "divides raised ZeroDivisionError: division by zero"),
         ("loss_type", "FILE:unbounded", "unbounded returned tuple (0."),
-        ("loss_type", "FILE:nothing", "factors [1.0, 1.0, 1.0] and the divisor 0.0"),
+        ("loss_type", "FILE:nothing", "adds nothing to the divisor for any response of an optim"),
+        ("loss_type", "FILE:of_long", "tokens the factors [0.0, 0.0, 1.0]; only that without"),
     ],
 )
 def test_what_is_no_part_is_said_before_a_run_begins(tmp_path, field, given, said):

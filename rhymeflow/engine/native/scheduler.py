@@ -16,14 +16,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.histospec.draft import NONE, Draft
+from rhymeflow.utils.prefixes import Prefixes
 
 URGENT_SHARE = 0.5
 """Share of the running sequences that urgent requests may displace: they are decoded at once, and
@@ -174,52 +176,51 @@ class Scheduler:
     def _share(self, beginning: list[Sequence], plan: IterationPlan) -> set[Sequence]:
         """Plan copies of cached beginnings of prompts to sequences without the whole of theirs;
         return those that wait."""
-        donors, in_progress, held_back = _Beginnings(), _Beginnings(), set()
+        donors, in_progress = Prefixes[Sequence](), Prefixes[Sequence]()
         for sequence in self.running:
-            is_ready = sequence.cached >= len(sequence.prompt) - 1 and sequence.has_prompt
-            if is_ready and not sequence.is_mixed:
-                donors.add(sequence)
+            if _shareable(sequence):
+                donors.add(_tokens(sequence)[: sequence.cached], sequence)
+        held_back = set()
         # Begun sequences come first, so none waits for a sequence that itself waits.
         for sequence in sorted(beginning, key=lambda sequence: sequence.cached == 0):
+            tokens = _tokens(sequence)
             if sequence.cached == 0:
-                donor, common = donors.longest(sequence)
-                _, promised = in_progress.longest(sequence)
+                donor, common = _limited(*donors.longest(tokens[:-1]), sequence)
+                _, promised = _limited(*in_progress.longest(tokens[:-1]), sequence)
                 if promised - common >= (MIN_SHARED if common else 1):
                     held_back.add(sequence)
                     continue
                 if donor is not None:
                     plan.prefix_copies.append(PrefixCopy(donor, sequence, common))
                     sequence.cached = common
-            if not sequence.is_mixed and sequence.cached < len(sequence.prompt) - 1:
-                in_progress.add(sequence)
+            if not sequence.is_mixed and sequence.cached < len(tokens) - 1:
+                in_progress.add(tokens, sequence)
         return held_back
 
 
-class _Beginnings:
-    """Sequences by their prompts, sorted, so that a prompt with the longest common beginning is
-    next to where another one would be inserted."""
+def _tokens(sequence: Sequence) -> np.ndarray:
+    """Return the prompt as an array, which is made once."""
+    if sequence.prompt_tokens is None:
+        sequence.prompt_tokens = np.array(sequence.prompt, dtype=np.int64)
+    return sequence.prompt_tokens
 
-    def __init__(self) -> None:
-        self._prompts: list[tuple[int, ...]] = []
-        self._sequences: dict[tuple[int, ...], Sequence] = {}
 
-    def add(self, sequence: Sequence) -> None:
-        """Add a sequence; of those with the same prompt the first is kept."""
-        if sequence.prompt not in self._sequences:
-            insort(self._prompts, sequence.prompt)
-            self._sequences[sequence.prompt] = sequence
+def _shareable(sequence: Sequence) -> bool:
+    """Return whether others can copy what it has cached of its prompt."""
+    if sequence.is_mixed or not sequence.cached:
+        return False
+    has_whole = sequence.cached >= len(sequence.prompt) - 1 and sequence.has_prompt
+    return has_whole or sequence.held == sequence.cached
 
-    def longest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
-        """Return a sequence that begins as this one does, and with how many tokens: all but the
-        last of the prompt, or at least `MIN_SHARED`; None and 0: there is none."""
-        prompt, most = sequence.prompt, len(sequence.prompt) - 1
-        if prompt in self._sequences:
-            return self._sequences[prompt], most
-        index, found, longest = bisect(self._prompts, prompt), None, MIN_SHARED - 1
-        for near in self._prompts[max(index - 1, 0) : index + 1]:
-            pairs = zip(prompt[:most], near[:-1], strict=False)
-            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(most, len(near) - 1))
-            other = self._sequences[near]
-            if common > longest and other.held == other.cached:  # it has given nothing back
-                found, longest = other, common
-        return found, longest if found else 0
+
+def _limited(
+    other: Sequence | None, common: int, sequence: Sequence
+) -> tuple[Sequence | None, int]:
+    """Leave out a beginning that is too short, or of which the other has given a part back; that of
+    an equal prompt, but its last token, is neither."""
+    if other is None:
+        return None, 0
+    if common == len(sequence.prompt) - 1 and len(other.prompt) == len(sequence.prompt):
+        return other, common
+    is_whole = other.held == other.cached
+    return (other, common) if common >= MIN_SHARED and is_whole else (None, 0)

@@ -16,12 +16,13 @@ class Sequence:
     request: Request
     stream: int  # the response's noise stream, see `noise.stream`
     ids: list[int]  # prompt and response so far
-    prompt: tuple[int, ...]  # the prompt, to find sequences with the same one
+    prompt: tuple[int, ...]
     slot: Any = None  # its `cache.Slot`, if it has one
     cached: int = 0
     is_mixed: bool = False  # some of its cache was computed under older weights
     has_prompt: bool = True
     """If the prompt is cached: nothing has been given back that the token after it sees."""
+    prompt_tokens: Any = None  # the prompt as an array, once it was compared with another
 
     @property
     def remaining(self) -> int:

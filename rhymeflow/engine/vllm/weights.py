@@ -107,9 +107,9 @@ class InstalledWeights:
                 found[target.name] = partial(_digest_of_product, target.layer, shape[1], dtype)
             else:
                 found[target.name] = partial(_digest_of, target)
-        for layer in self._output_heads():
+        for number, layer in enumerate(self._output_heads()):
             size, dtype = layer.weight.shape[1], layer.weight.dtype
-            found["the packed head"] = partial(_digest_of_product, layer, size, dtype)
+            found[f"packed head {number}"] = partial(_digest_of_product, layer, size, dtype)
         return found
 
     def _can_take_changes(

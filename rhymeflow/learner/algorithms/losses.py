@@ -84,10 +84,10 @@ class TokenInputs:
         return replace(self, **parts, responses=PARTS_OF_RESPONSES)  # type: ignore[arg-type]
 
 
-def check_parts(config: LearnerConfig) -> None:
+def check_parts(config: LearnerConfig, longest: int) -> None:
     """Raise `UserError` if the configuration names a part that there is not, or one of a user does
-    not give made-up responses what it should."""
-    normalisations.check(config)
+    not give made-up responses, of up to `longest` tokens, what it should."""
+    normalisations.check(config, longest)
     group_advantages([0.0, 1.0, 2.0, 2.0], [0, 0, 1, 1], "none", estimator_of(config.advantage))
     logprob_R = torch.tensor([-1.0, -2.0, -0.1, -0.5], requires_grad=True)
     behaviour_R, advantage_R = torch.full((4,), -0.9), torch.tensor([1.0, -1.0, -1.0, -1.0])

@@ -60,7 +60,13 @@ def scales(name: str, steps: Sequence[Sequence[int]], longest: int) -> list[floa
     divisors = [sum(normalise(length, longest)[1] for length in lengths) for lengths in steps]
     if name in OVER_BATCH:
         divisors = [sum(divisors) / len(divisors)] * len(divisors)
-    return [1 / divisor if divisor > 0.0 else 1.0 for divisor in divisors]  # 0: nothing is in it
+    for lengths, divisor in zip(steps, divisors, strict=True):
+        if divisor == 0.0 and any(lengths):
+            raise UserError(
+                f"learner.loss_type: {name} adds nothing to the divisor for any response of an "
+                f"optimizer step, of {min(lengths)} to {max(lengths)} tokens"
+            )
+    return [1 / divisor if divisor else 1.0 for divisor in divisors]
 
 
 @cache
@@ -93,14 +99,14 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-def check(config: LearnerConfig) -> None:
-    """Raise `UserError` if there is no such normalisation, or it gives made-up responses nothing to
-    learn from."""
-    lengths, longest = [3, 0, 1], 4
+def check(config: LearnerConfig, longest: int) -> None:
+    """Raise `UserError` if there is no such normalisation, or it gives made-up responses, the
+    longest of so many tokens, nothing to learn from."""
+    lengths = [longest, 0, 1]
+    scales(config.loss_type, [lengths], longest)
     factors = weights(config.loss_type, lengths, longest)
-    divisor = sum(normalisation_of(config.loss_type)(length, longest)[1] for length in lengths)
-    if divisor == 0.0 or not (factors[0] and factors[2]):
+    if not (factors[0] and factors[2]):
         raise UserError(
-            f"learner.loss_type: {config.loss_type} gave responses of 3, 0 and 1 tokens the "
-            f"factors {factors} and the divisor {divisor}; only one without tokens may have 0"
+            f"learner.loss_type: {config.loss_type} gave responses of {longest}, 0 and 1 tokens "
+            f"the factors {factors}; only that without tokens may have 0"
         )
