@@ -11,21 +11,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 441, "cli": 1_310, "cluster.py": 277, "config": 2_867, "core": 3_751,
-    "cpu": 1_033, "dashboard": 1_671, "data": 1_630, "doctor.py": 191, "emulation.py": 255,
+    "calibration.py": 441, "cli": 1_310, "cluster.py": 283, "config": 2_877, "core": 3_751,
+    "cpu": 1_034, "dashboard": 1_671, "data": 1_630, "doctor.py": 191, "emulation.py": 255,
     "engine": 4_382,
-    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_391,
+    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_420,
     "memory.py": 461, "models": 2_831, "observe": 3_422, "placement.py": 144, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_031, "runtime": 5_528, "sandbox": 404,
-    "sft": 487, "sim": 3_154,
-    "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_314, "utils": 1_558, "weights": 1_937,
+    "sft": 487, "sim": 3_156,
+    "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_314, "utils": 1_600, "weights": 1_937,
     "workers": 2_412,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_199, "tests": 47_491, "benchmarks": 8_619}
+TOTALS = {"rhymeflow": 60_289, "tests": 47_526, "benchmarks": 8_713}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -61,7 +61,7 @@ def test_the_whole_keeps_its_budget():
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 368
+    assert len(python_files(PACKAGE)) <= 369
 
 
 def test_a_name_is_that_of_one_class():

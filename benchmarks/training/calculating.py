@@ -14,8 +14,13 @@ from rhymeflow.recipes.smollm2_tools.task import calculate
 CONFIG = read_config("smollm2_tools")
 BEGINNING = [
     {"role": "system", "content": CONFIG.data.system_prompt},
-    *(each.model_dump() for each in CONFIG.data.few_shot),
+    *(
+        {"role": "user" if each.role == "tool" else each.role, "content": each.content}
+        for each in CONFIG.data.few_shot
+    ),
 ]
+"""What the class says, but that the user gives the calculator's answers: its model's template knows
+no calls, and a message of a tool has to answer one."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -36,7 +41,7 @@ def solve(base_url: str, row: dict[str, Any]) -> None:
         if (call := _CALL.search(turn)) is None:
             return
         messages.append({"role": "assistant", "content": turn})
-        messages.append({"role": "tool", "content": answered(call[1])})
+        messages.append({"role": "user", "content": answered(call[1])})
 
 
 def answered(call: str) -> str:
