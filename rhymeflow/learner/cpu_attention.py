@@ -17,6 +17,10 @@ from rhymeflow.cpu.tiles import LANES
 from rhymeflow.learner.attention import branches
 from rhymeflow.models.attention import Attention, Weighing, narrowed, widened
 
+MOST_PARTS = 16
+"""Parts of a tree that threads compute side by side, each with a copy of the gradients by what all
+have in common."""
+
 
 def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Return whether the kernels support queries, keys and values of this kind."""
@@ -72,8 +76,9 @@ class CpuPackedAttention(Attention):
             tree = np.flatnonzero(firsts == first)
             trunk = _common([places[n] for n in tree])
             after = np.array([places[n][trunk] if len(places[n]) > trunk else -1 for n in tree])
-            for number, child in enumerate(dict.fromkeys(after.tolist())):
-                parts.append(tree[after == child])
+            children = list(dict.fromkeys(after.tolist()))
+            for number, some in enumerate(np.array_split(children, min(len(children), MOST_PARTS))):
+                parts.append(tree[np.isin(after, some)])
                 if number:  # the first adds to the tokens themselves
                     for begin in self._sequences_S3[parts[-1], 0]:
                         owners[begin : begin + trunk] = np.arange(count, count + trunk)

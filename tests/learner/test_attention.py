@@ -146,6 +146,16 @@ def test_kernels_give_the_same_bits_on_any_number_of_threads_and_beside_anything
             assert torch.equal(a, b[:, :150])
 
 
+def test_a_tree_is_divided_among_threads_however_long_its_trunk_is():
+    trunk = np.arange(100)
+    tree = [np.r_[trunk, 100 + 10 * n : 110 + 10 * n] for n in range(40)]
+    packed = CpuPackedAttention(tree, 500, CPU)
+    assert [len(part) for part in packed._parts] == [3] * 8 + [2] * 8
+    assert len(packed._copied) == 15 * 100
+    assert len(packed._split(2, 16)) == 16, "of two heads"
+    assert len(packed._split(2, 64)) == 32
+
+
 def test_kernels_in_bfloat16_are_the_float32_ones_rounded():
     sequences = [np.r_[0:10, 10:50], np.r_[0:10, 50:71]]
     leaves, probe = numbers(71, 32, 4, 2, dtype=torch.bfloat16)
