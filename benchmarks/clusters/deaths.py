@@ -86,13 +86,7 @@ def deaths(args: argparse.Namespace) -> harness.Found:
             train(config)
             quiet = published_at(Path(folder) / "quiet")[-1]
             lengths = RecordedWorkload(Path(folder) / "quiet", config)
-            writing = {
-                "simulation.faults.checkpoint_copy_seconds": 0.0,
-                "simulation.faults.checkpoint_write_seconds": written_after(
-                    Path(folder) / "quiet", scale
-                ),
-            }
-            config = build_config(writing, base=config, where="deaths")
+            written = written_after(Path(folder) / "quiet", scale)
             simulated = simulate_run(config, lengths).seconds
             row = {"setting": name, "side": str(OURS), "scale": round(scale)}
             for kind in ("rollout", "learner"):
@@ -101,7 +95,7 @@ def deaths(args: argparse.Namespace) -> harness.Found:
                 train(config.changed(run={"output_dir": str(run_dir)}), is_enough=killer)
                 found = killed(run_dir, kind, killer.times, scale)
                 lost = published_at(run_dir)[-1] - quiet
-                beside = simulate_run(told(config, found), lengths, dying(found, kind))
+                beside = simulate_run(told(config, found, written), lengths, dying(found, kind))
                 rows.append(row | {"died": "instance" if kind == "rollout" else kind})
                 rows[-1] |= columns(config, kind, found, (quiet, lost), beside.seconds - simulated)
     names = [f"{row['setting']}, {row['died']}" for row in rows]
@@ -180,10 +174,15 @@ def written_after(run_dir: Path, scale: float) -> float:
     )
 
 
-def told(config: Config, found: Sequence[Killed]) -> Config:
-    """The configuration whose simulation has workers away for as long as they were."""
+def told(config: Config, found: Sequence[Killed], written: float) -> Config:
+    """The configuration whose simulation has workers away, and checkpoints written, for as long as
+    they were."""
     away = max(0.0, statistics.median(death.away for death in found) - DETECTION)
     fields = {f"simulation.faults.{who}_seconds": away for who in ("instance", "learner")}
+    fields |= {
+        "simulation.faults.checkpoint_copy_seconds": 0.0,
+        "simulation.faults.checkpoint_write_seconds": written,
+    }
     return build_config(fields, base=config, where="deaths")
 
 
