@@ -2,6 +2,8 @@
 
 Workers are killed at even intervals, of one kind in a run; starting one again, and writing a
 checkpoint, takes what it takes on this machine, and the simulation is told how long that was.
+Responses of two runs differ in length by more than deaths cost: what a run would have taken without
+them is simulated, with its own lengths, and corrected by what the simulator is off without deaths.
 """
 
 from __future__ import annotations
@@ -84,20 +86,24 @@ def deaths(args: argparse.Namespace) -> harness.Found:
                 config.changed(run={"save_steps": 1, "instance_restarts": 100})
             )
             train(config)
-            quiet = published_at(Path(folder) / "quiet")[-1]
-            lengths = RecordedWorkload(Path(folder) / "quiet", config)
-            written = written_after(Path(folder) / "quiet", scale)
-            simulated = simulate_run(config, lengths).seconds
+            quiet = Path(folder) / "quiet"
+            written = written_after(quiet, scale)
+            simulated = simulate_run(config, RecordedWorkload(quiet, config)).seconds
+            correction = published_at(quiet)[-1] / simulated
             row = {"setting": name, "side": str(OURS), "scale": round(scale)}
             for kind in ("rollout", "learner"):
                 run_dir = Path(folder) / kind
                 killer = Killer(kind, APART / scale)
                 train(config.changed(run={"output_dir": str(run_dir)}), is_enough=killer)
                 found = killed(run_dir, kind, killer.times, scale)
-                lost = published_at(run_dir)[-1] - quiet
+                lengths = RecordedWorkload(run_dir, config)
+                without = correction * simulate_run(config, lengths).seconds
                 beside = simulate_run(told(config, found, written), lengths, dying(found, kind))
+                times = without, published_at(run_dir)[-1] - without
                 rows.append(row | {"died": "instance" if kind == "rollout" else kind})
-                rows[-1] |= columns(config, kind, found, (quiet, lost), beside.seconds - simulated)
+                rows[-1] |= columns(
+                    config, kind, found, times, correction * beside.seconds - without
+                )
     names = [f"{row['setting']}, {row['died']}" for row in rows]
     errors = [abs(row["of the time"] - row["of the time, simulated"]) for row in rows]
     return rows, [
@@ -111,7 +117,7 @@ def columns(
 ) -> dict[str, Any]:
     """What deaths cost, and the effective training time at the rates of `bench faults_simulated`,
     from what one costs."""
-    quiet, lost = times
+    without, lost = times
     training, devices = config.emulation.train_devices or 0, config.emulation.devices or 0
     failing = training if kind == "learner" else devices - training
     each = max(lost, 0.0) / len(found)
@@ -121,8 +127,8 @@ def columns(
         "s away": round(statistics.median(death.away for death in found)),
         "s lost/death": round(lost / len(found)),
         "simulated": round(simulated / len(found)),
-        "of the time": round(quiet / (quiet + lost), 3),
-        "of the time, simulated": round(quiet / (quiet + simulated), 3),
+        "of the time": round(without / (without + lost), 3),
+        "of the time, simulated": round(without / (without + simulated), 3),
         **{f"{rate}x": round(1 / (1 + per_second * rate), 5) for rate in RATES},
     }
 
