@@ -24,7 +24,7 @@ from benchmarks.training.train import QUIET, train, training_rows
 from rhymeflow import emulation
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, read_config
-from rhymeflow.core.events import InstanceJoined, LearnerReady, VersionPublished
+from rhymeflow.core.events import InstanceJoined, InstanceLeft, LearnerReady, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import ROUND_SECONDS
@@ -314,11 +314,15 @@ def behind_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def published_at(run_dir: Path) -> list[float]:
     """When each version was published, in seconds since a version and all instances were there."""
-    ready, published = 0.0, []
+    ready, published, has_learner, has_lost = 0.0, [], False, False
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         for _, time, event in reader.events():
             match event:
-                case LearnerReady() | InstanceJoined() if not published:  # not those that replace
+                case InstanceLeft():
+                    has_lost = True
+                case LearnerReady() if not has_learner:  # others replace it
+                    ready, has_learner = max(ready, time), True
+                case InstanceJoined() if not (has_lost or published):
                     ready = max(ready, time)
                 case VersionPublished():
                     published.append(time)
