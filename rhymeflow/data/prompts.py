@@ -100,12 +100,26 @@ def _message(value: Any, where: str) -> Message:
     if message.get("role") == "assistant" and "tool_calls" in message:
         calls = _tool_calls(message["tool_calls"], where)
         message = {"content": "", **message, "tool_calls": calls}
+    if isinstance(message.get("content"), list) and message["content"]:
+        message["content"] = "\n".join(_part(each, where) for each in message["content"])
     for key in ("role", "content"):
         if key not in message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
             raise UserError(f"{where}: {key!r} should be text, is {shown(message[key])}")
     return plain(message, where)
+
+
+def _part(value: Any, where: str) -> str:
+    """Return the text of a part of a message, {"type": "text", "text": ...}."""
+    if isinstance(value, dict):
+        match {key: entry for key, entry in value.items() if entry is not None}:
+            case {"type": "text", "text": str() as text, **others} if not others:
+                return text
+    raise UserError(
+        f"{where}: 'content' should be text or parts with text, has {shown(value)}; the policy "
+        "reads text only"
+    )
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:

@@ -83,6 +83,16 @@ def test_verl_rows_give_ground_truth_as_a_column(tmp_path):
     assert "d.jsonl:1: column 'images' holds list [{'path': 'a.png'}], and the" in refused(shown)
 
 
+def test_parts_with_text_are_the_text_of_a_message(tmp_path):
+    parts = [{"type": "text", "text": "1+1"}, {"type": "text", "text": "="}]
+    row = {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": parts}]}
+    train, _ = load(jsonl(tmp_path / "a.jsonl", [row]))
+    assert [each["content"] for each in train[0].prompt] == ["Add.", "1+1\n="]
+    row = {"prompt": [{"role": "user", "content": [{**parts[0], "image": None}]}]}
+    train, _ = load(parquet(tmp_path / "b.parquet", [row]))
+    assert train[0].prompt == [{"role": "user", "content": "1+1"}]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -95,6 +105,8 @@ def test_verl_rows_give_ground_truth_as_a_column(tmp_path):
         ('{"prompt": ["hello"]}', "message 0: should be {"),
         ('{"prompt": [{"role": "user"}]}', "message 0: has no 'content'"),
         ('{"prompt": [{"role": "user", "content": [1]}]}', "'content' should be text"),
+        ('{"prompt": [{"role": "user", "content": []}]}', "'content' should be text, is list"),
+        ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "reads text only"),
         ('{"prompt": "a", "completions": 1}', "column 'completions' has the name of an argument"),
         ('{"prompt": "a", "n": 99999999999999999999}', "has more than 64 bits"),
         ('{"prompt": "a", "n": ' + "9" * 6000 + "}", "a number with too many digits (give it"),
