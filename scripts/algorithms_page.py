@@ -124,11 +124,11 @@ HEAD = """\
     rhymeflow train demo --learner.algorithm gspo --dry-run
 
 `learner.algorithm` chooses a combination of an advantage, a probability ratio, a surrogate and a
-normalisation of the loss, with the values that were published with it; the dry run prints them. The
-default is `dapo`.
-Each can be set alone, in the file or on the command line, and wins. Resuming a run with another
-algorithm takes that one's values. `rhymeflow train --help=learner` describes every field; this
-page is written from the tables in the code (`python scripts/algorithms_page.py`).
+normalisation of the loss, with the values that were published with it; the dry run prints them.
+Each part can be set alone, in the file or on the command line, and wins. The default is `dapo`.
+Resuming a run with another algorithm takes that one's values. `rhymeflow train --help=learner`
+describes every field; this page is written from the tables in the code
+(`python scripts/algorithms_page.py`).
 
 `beta`, the weight of the KL term, is 0 with each of them: it needs a reference model. What is
 done about responses that another policy sampled is `off_policy_correction`, whatever the algorithm

@@ -101,6 +101,16 @@ def test_what_does_not_fit_is_refused(machine, case):
     assert re.fullmatch(f".*{said}.*", refusal(placement.gpus_here, configured(*sizes)))
 
 
+def test_who_sleeps_shares_a_gpu(machine):
+    config = configured(rollout={"vllm_sleeps": True}, schedule={"name": "synchronous"})
+    machine(1)
+    assert placement.gpus_here(config) == ("0",)
+    machine(2)
+    assert refusal(placement.gpus_here, config) == (
+        "rollout.vllm_sleeps: this machine has 2, so learner and engines share none"
+    )
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "config", "share", "threads"),
     [

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.clusters.runs import OURS, configure, published_at, scale_of, simulate_run, split_of
+from benchmarks.clusters.runs import (
+    OURS,
+    configure,
+    published_at,
+    ready_at,
+    scale_of,
+    simulate_run,
+    split_of,
+)
 from benchmarks.faults import processes
 from benchmarks.faults_simulated import MTBF_HOURS, RATES
 from benchmarks.training.train import train
@@ -140,14 +148,12 @@ def killed(run_dir: Path, kind: str, times: Sequence[float], scale: float) -> li
     back: list[float] = []
     sites: dict[str, int] = {}
     empty: list[int] = []
-    ready = 0.0
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        first = reader.attempts()[0]
+        first, ready = reader.attempts()[0], ready_at(reader)
         for _, at, event in reader.events():
             match event:
                 case InstanceJoined() if not empty:
                     sites[event.instance] = len(sites)
-                    ready = max(ready, at)
                 case InstanceJoined():
                     sites[event.instance] = empty.pop(0)
                     back.append(at)

@@ -313,20 +313,25 @@ def behind_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def published_at(run_dir: Path) -> list[float]:
-    """When each version was published, in seconds since a version and all instances were there."""
-    ready, published, has_learner, has_lost = 0.0, [], False, False
+    """When each version was published, in seconds since the run was ready."""
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        for _, time, event in reader.events():
-            match event:
-                case InstanceLeft():
-                    has_lost = True
-                case LearnerReady() if not has_learner:  # others replace it
-                    ready, has_learner = max(ready, time), True
-                case InstanceJoined() if not (has_lost or published):
-                    ready = max(ready, time)
-                case VersionPublished():
-                    published.append(time)
-    return [round(time - ready, 3) for time in published]
+        ready = ready_at(reader)
+        events = reader.events()
+        return [round(at - ready, 3) for _, at, e in events if isinstance(e, VersionPublished)]
+
+
+def ready_at(reader: TrajectoryReader) -> float:
+    """When a version and all instances were there; what joins after a death replaces another."""
+    ready, has_learner = 0.0, False
+    for _, at, event in reader.events():
+        match event:
+            case InstanceLeft() | VersionPublished():
+                return ready
+            case LearnerReady() if not has_learner:
+                ready, has_learner = max(ready, at), True
+            case InstanceJoined():
+                ready = max(ready, at)
+    return ready
 
 
 def twin(name: str, side: Side, seed: int, runs: Iterable[Run]) -> dict[int, float]:

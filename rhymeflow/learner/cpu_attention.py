@@ -16,6 +16,7 @@ from rhymeflow.cpu import attention, packed_attention, threads
 from rhymeflow.cpu.tiles import LANES
 from rhymeflow.learner.attention import branches
 from rhymeflow.models.attention import Attention, Weighing, narrowed, widened
+from rhymeflow.utils.prefixes import common
 
 MOST_PARTS = 16
 """Parts of a tree that threads compute side by side, each with a copy of the gradients by what all
@@ -74,7 +75,7 @@ class CpuPackedAttention(Attention):
         count = num_tokens
         for first in np.unique(firsts):
             tree = np.flatnonzero(firsts == first)
-            trunk = _common([places[n] for n in tree])
+            trunk = min(common(places[tree[0]], places[n]) for n in tree)
             after = np.array([places[n][trunk] if len(places[n]) > trunk else -1 for n in tree])
             children = list(dict.fromkeys(after.tolist()))
             for number, some in enumerate(np.array_split(children, min(len(children), MOST_PARTS))):
@@ -178,17 +179,6 @@ class _Attend(torch.autograd.Function):
             inner_TH = (grad_THD.float() * out.float()).sum(-1)
             grad_sink = -((sink_H.float() - log_sums).exp() * inner_TH).sum(0).to(sink_H.dtype)
         return (*gradients, grad_sink, None, None)
-
-
-def _common(sequences: Sequence[np.ndarray]) -> int:
-    """Return how many first tokens all sequences share."""
-    first, *others = sequences
-    shared = len(first)
-    for each in others:
-        shared = min(shared, len(each))
-        differ = np.flatnonzero(first[:shared] != each[:shared])
-        shared = int(differ[0]) if len(differ) else shared
-    return shared
 
 
 def _flat(*tensors: Tensor) -> list[np.ndarray]:

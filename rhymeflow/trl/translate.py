@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
+from rhymeflow.learner.algorithms.normalisations import NORMALISATIONS
 from rhymeflow.observe.metrics import TRACKERS
 from rhymeflow.trl.fields import CHECKPOINTING, SAME, by_name
 
@@ -166,7 +167,7 @@ def grpo(given: Values) -> dict[str, Any]:
     loss_type, high = given["loss_type"], given["epsilon_high"]
     surrogates = {"cispo": "weighted_log", "sapo": "sigmoid"}
     normalisations = {"cispo": "dapo", "sapo": "grpo"}
-    known = ["grpo", "bnpo", "dr_grpo", "dapo", *normalisations]
+    known = [*NORMALISATIONS, *normalisations]
     if loss_type not in known:
         raise UserError(
             f"loss_type = {loss_type!r} is not supported; give one of {', '.join(known)}"

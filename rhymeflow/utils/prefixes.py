@@ -10,6 +10,13 @@ import numpy as np
 Value = TypeVar("Value")
 
 
+def common(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Return how many first tokens are the same in both."""
+    length = min(len(tokens), len(others))
+    differ = np.flatnonzero(tokens[:length] != others[:length])
+    return int(differ[0]) if len(differ) else length
+
+
 class Prefixes(Generic[Value]):
     """Lists of tokens, int64, each with a value.
 
@@ -34,9 +41,6 @@ class Prefixes(Generic[Value]):
         value, longest = None, 0
         for neighbour in range(max(index - 1, 0), min(index + 1, len(self._sorted))):
             others = np.frombuffer(self._sorted[neighbour], dtype=tokens.dtype)
-            length = min(len(tokens), len(others))
-            differ = np.flatnonzero(tokens[:length] != others[:length])
-            common = int(differ[0]) if len(differ) else length
-            if common > longest:
-                value, longest = self._values[neighbour], common
+            if (length := common(tokens, others)) > longest:
+                value, longest = self._values[neighbour], length
         return value, longest

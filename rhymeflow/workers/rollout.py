@@ -185,17 +185,18 @@ class RolloutInstance:
         self._sleep_if_wanted()
 
     def _sleep_if_wanted(self) -> None:
-        engine: Any = self.engine  # vLLM's: no other sleeps
-        is_free = not (self._sleeps or engine.has_work or self._pulling)
-        if self._turn is not None and is_free and self._turn.is_wanted:
+        if self._turn is None or self._sleeps or self.engine.has_work or self._pulling:
+            return
+        if self._turn.is_wanted:
+            engine: Any = self.engine  # vLLM's: no other sleeps
             engine.sleep()
             self._turn.give()
             self._sleeps = True
 
     def _wake(self) -> None:
-        engine: Any = self.engine
         if self._turn is not None and self._sleeps:
             self._turn.take()
+            engine: Any = self.engine
             engine.wake()
             self._sleeps = False
 

@@ -93,6 +93,18 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
     assert 0.55 * both < found.response_throughput < both
 
 
+def test_weights_of_engines_that_sleep_are_in_main_memory() -> None:
+    sleeps = {"schedule.name": "synchronous", "rollout.vllm_sleeps": "true"}
+    config, model = read_config("qwen3_1gpu", sleeps), model_of("qwen3_1gpu")
+    (node,) = placement.place(config)
+    (found,) = [p for p in plan.of_node(config, model, node) if "sleep" in p.what]
+    assert found.num_bytes == model.weights
+    awake = config.changed(rollout={"vllm_sleeps": False})
+    assert [p for p in plan.of_node(config, model, node) if p != found] == (
+        plan.of_node(awake, model, node)
+    )
+
+
 def test_an_adapter_has_costs_of_its_own() -> None:
     """Four operations a weight and token, six for the adapter's; what is under it is hashed."""
     config = read_config("qwen3_8b_1gpu")

@@ -79,6 +79,15 @@ def test_the_device_chooses_runner_and_head(device, rollout, runner, head, monke
     assert found["speculative_config"] == method | SPECULATES
 
 
+@pytest.mark.parametrize(("device", "sleeps"), [("cuda", True), ("cuda", False), ("cpu", None)])
+def test_on_a_gpu_vllm_can_sleep_if_it_is_to(device, sleeps, monkeypatch):
+    monkeypatch.setattr(arguments, "resolve_device", lambda model: torch.device(device))
+    monkeypatch.setattr(arguments, "noise_processor", lambda: None)
+    sections = {"rollout": {"vllm_sleeps": sleeps is not False}}
+    found = engine_args(config(**sections, schedule={"name": "synchronous"}))
+    assert found.get("enable_sleep_mode") is sleeps
+
+
 def test_drafts_of_the_second_runner_load_no_model():
     pytest.importorskip("vllm.v1")  # whose logits processors are made a class of
     found = engine_args(config(rollout={"vllm_model_runner": "v2"}, drafting={"max_draft": 4}))
