@@ -27,7 +27,7 @@ def test_a_learner_waits_for_all_engines_and_they_for_the_learner(tmp_path, engi
             release.wait(20)
             said.append("learned")
 
-    thread = threading.Thread(target=learn)
+    thread = threading.Thread(target=learn, daemon=True)
     assert not engines[0].is_wanted
     thread.start()
     while not engines[0].is_wanted:
