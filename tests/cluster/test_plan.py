@@ -15,6 +15,7 @@ from rhymeflow.config.load import dump_config, parse_config, read_config
 from rhymeflow.models import load
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
+from tests.refused import refusal
 
 RECIPES = {
     "qwen3_1gpu": 1,
@@ -91,6 +92,14 @@ def test_the_simulator_comes_near_what_the_plan_promises_and_not_beyond() -> Non
     rollout, learner, both = (int(each.replace(",", "")) for each in rates)
     assert both == rollout < learner
     assert 0.55 * both < found.response_throughput < both
+
+
+def test_what_does_not_fit_together_fits_in_turns() -> None:
+    small = {"cluster.gpu_memory_gb": "40", "rollout.vllm_gpu_memory_utilization": "0.5"}
+    together = read_config("qwen3_8b_1gpu", small)
+    assert "learner and engine take 44" in refusal(plan.describe, together)
+    in_turns = together.changed(rollout={"vllm_sleeps": True})
+    assert "learner and rollout on GPU 0 in turns" in plan.describe(in_turns)
 
 
 def test_weights_of_engines_that_sleep_are_in_main_memory() -> None:

@@ -107,6 +107,10 @@ def test_parts_with_text_are_the_text_of_a_message(tmp_path):
         ('{"prompt": [{"role": "user", "content": [1]}]}', "'content' should be text"),
         ('{"prompt": [{"role": "user", "content": []}]}', "'content' should be text, is list"),
         ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "reads text only"),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}',
+            "has dict {'type': 'text', 'text': 'a', 'b': 1}",
+        ),
         ('{"prompt": "a", "completions": 1}', "column 'completions' has the name of an argument"),
         ('{"prompt": "a", "n": 99999999999999999999}', "has more than 64 bits"),
         ('{"prompt": "a", "n": ' + "9" * 6000 + "}", "a number with too many digits (give it"),
