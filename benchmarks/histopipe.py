@@ -76,8 +76,7 @@ def case(cell: Cell) -> splits.Case:
         **splits.planned_every(2),
         **STAGES[cell.stage],
     }
-    # Rollout is most of the work here.
-    return splits.case(cell.devices, settings, STEPS, uncounted=1, parts=(16, 32), start=12)
+    return splits.case(cell.devices, settings, STEPS, uncounted=1, parts=(16, 32))
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:

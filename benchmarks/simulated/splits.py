@@ -1,8 +1,7 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
-Equal cases are simulated once; every case is searched in the same way, uphill in both directions
-from the same share of the devices. A case is settings of recipe `cluster`; the coordinator is the
-one that drives real runs.
+Equal cases are simulated once, and every case is searched in the same way. A case is settings of
+recipe `cluster`; the coordinator is the one that drives real runs.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ Figures = dict[str, Any]
 
 SKIPPED = 4
 """Steps at the beginning that are not counted: the first batches fill buffers and history."""
+SCANNED = 8
+"""Parts of the devices, by which all splits are measured before the search for the best one."""
 NOTES = (
     "Simulated, {steps} steps, of which the first {skipped} are not counted. Each figure is at the "
     "split (rollout devices of all) where the schedule is fastest. {more}`rollout share` is of the "
@@ -49,8 +50,6 @@ class Case(NamedTuple):
     """Steps at the end that are not counted."""
     parts: tuple[int, ...] = (16,)
     """The search moves by one of so many parts of the devices, then by one of so many."""
-    start: int = 6
-    """Sixteenths of the devices with which the search begins."""
 
     def __str__(self) -> str:
         told = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings)
@@ -120,11 +119,15 @@ def best(cases: Mapping[Key, Case], jobs: int) -> dict[Key, Figures]:
 def best_split(one: Case) -> Figures:
     """The figures at the best split that the search finds."""
     measured = functools.partial(measure, one)
-    return measured(None) if one.colocated else uphill(measured, one)
+    return measured(None) if one.colocated else searched(measured, one)
 
 
-def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
-    """Search over rollout devices; `measured` gives the figures of a split."""
+def searched(measured: Callable[[int], Figures], one: Case) -> Figures:
+    """Search over rollout devices; `measured` gives the figures of a split.
+
+    Every split by `SCANNED` parts is measured, and the best one is the start of a climb by smaller
+    parts: a schedule can have two peaks, and a climb alone can end at the lower one.
+    """
     each, at = one.per_instance, functools.cache(measured)
 
     def speed(rollout: int) -> float:
@@ -135,9 +138,9 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
             here += step
         return here
 
-    here = max(each, one.devices * one.start // 16 // each * each)
-    steps = [max(each, one.devices // parts // each * each) for parts in one.parts]
-    for step in dict.fromkeys(steps):
+    steps = [max(each, one.devices // parts // each * each) for parts in (SCANNED, *one.parts)]
+    here = max(range(steps[0], one.devices, steps[0]), key=speed)
+    for step in dict.fromkeys(steps[1:]):
         here = max(climbed(here, -step), climbed(here, step), key=speed)
     return at(here)
 

@@ -115,10 +115,17 @@ def test_the_peak_is_found_in_ever_finer_steps(at):
         return {"tokens/s": 1000.0 - abs(rollout - at)}
 
     one = splits.case(64, {**TINY, "schedule.cost_model": "qwen2.5-14b-h20"}, 6, parts=(16, 32))
-    found = splits.uphill(measured, one)
+    found = splits.searched(measured, one)
     assert found["tokens/s"] == 1000
     assert len(set(tried)) == len(tried), "no split is measured twice"
-    assert len(tried) <= 6 + abs(at - 24) // 4
+    assert len(tried) <= 7 + 2 + 2
+
+
+def test_the_higher_of_two_peaks_is_found():
+    rates = {20: 12143, 24: 12692, 28: 12963, 32: 12230, 36: 13325, 40: 17617, 44: 22287, 48: 18038}
+    one = splits.case(64, {**TINY, "schedule.cost_model": "qwen2.5-14b-h20"}, 6)
+    found = splits.searched(lambda rollout: {"tokens/s": rates.get(rollout, 1)}, one)
+    assert found["tokens/s"] == 22287, "of `bounded`, bound 1, 14B on 64 devices"
 
 
 def test_equal_cases_are_run_once_and_figures_are_the_simulations():
