@@ -7,7 +7,6 @@ outside of the run, by answers sampled at temperature 1.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import sys
 import tempfile
@@ -203,8 +202,7 @@ def fastest(name: str, side: Side, lengths: RecordedWorkload) -> int:
     speeds = {}
     for rollout in range(each, devices, each):
         config = configure(name, side, 0, devices - rollout, Path("unused"))
-        with contextlib.suppress(AssertionError):
-            speeds[devices - rollout] = simulated(config, lengths)[0]
+        speeds[devices - rollout] = simulated(config, lengths)[0]
     best = max(speeds, key=lambda training: speeds[training])
     print(f"  {name}: {side}: {best} train ({speeds[best]:.5f} steps/s)", file=sys.stderr)
     return best
