@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_304, "tests": 47_592, "benchmarks": 8_733}
+TOTALS = {"rhymeflow": 60_304, "tests": 47_599, "benchmarks": 8_733}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
