@@ -137,7 +137,7 @@ def rules_in_force(config: Config) -> ScheduleConfig:
         "sync": _name(bundle.sync, SYNC),
         "migration": _name(bundle.migration, MIGRATION),
         "on_pull": bundle.on_pull,
-        "max_inflight_batches": float(bundle.max_inflight_batches or chosen.bound + 1),
+        "max_inflight_batches": float(chosen.bound + 1),
         "batch_order": bundle.batch_order,
         "accumulate_early": bundle.accumulate_early and not needs_whole_batch,
     }

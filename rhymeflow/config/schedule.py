@@ -59,8 +59,8 @@ class ScheduleConfig(Section):
     possible, no for the others."""
     max_inflight_batches: PositiveFloat | None = None
     """Most groups in flight at a time, counted in batches. With fewer, those that the learner waits
-    for finish sooner; with more, the instances are better filled. `None`: 1 for `staleflow`, 1.5
-    for `rhymeflow`, as many as the bound allows for the others."""
+    for finish sooner; with more, the instances are better filled. `None`: as many as the bound
+    allows."""
     cost_model: str = "demo-cpu"
     """Cost model of routing: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     extra_groups: NonNegative = 0

@@ -388,9 +388,9 @@ def test_runs_side_by_side(seen, address):
     seen.at("**with=two**")
     page.wait_for_selector("text=What differs between their configurations")
     table = page.locator("details table").inner_text()
-    fields = "learner.max_steps", "schedule.max_staleness"
+    fields = "learner.max_steps", "schedule.max_staleness", "schedule.max_inflight_batches"
     for field in fields:
-        assert field in table
+        assert field in table, "the bound says how much may be in flight"
     assert page.locator("details tbody tr").count() == len(fields)
     page.wait_for_selector(".legend >> text=two")
     page.get_by_label("smooth over").fill("3")

@@ -39,8 +39,6 @@ class Bundle(NamedTuple):
     sync: Sync
     on_pull: OnPull
     migration: Migrating
-    max_inflight_batches: float | None = None
-    """Most groups in flight, in batches; None: one batch more than the staleness bound."""
     throughput_ratio: float = 5.0  # see `Settings`
     layout: Callable[..., Layout] | None = None
     """Creates the layout of steps over instances; None: the rules use none."""
@@ -54,9 +52,7 @@ SCHEDULES: Mapping[str, Bundle] = {
     "one_step": Bundle("lockstep", fewest_requests, when_idle, "drain", none),
     "bounded": Bundle("protocol", fewest_requests, when_idle, "drain", none),
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
-    "staleflow": Bundle(
-        "protocol", waterfall, greedy, "reroute", rebalance, max_inflight_batches=1.0
-    ),
+    "staleflow": Bundle("protocol", waterfall, greedy, "reroute", rebalance),
     "histopipe": Bundle("protocol", planned, when_idle, "keep", migrate_outliers, layout=Pipeline),
     "rhymeflow": Bundle(
         admission="protocol",
@@ -64,7 +60,6 @@ SCHEDULES: Mapping[str, Bundle] = {
         sync=gather_stragglers,
         on_pull="reroute",
         migration=skip_nearly_done,
-        max_inflight_batches=1.5,
         throughput_ratio=3.0,
         batch_order="requested",
         accumulate_early=True,
