@@ -76,7 +76,6 @@ def measure(instances: int) -> dict[str, list[float]]:
         {
             "schedule.name": SCHEDULE,
             "schedule.max_staleness": str(BOUND),
-            "schedule.max_inflight_batches": str(BOUND + 1),
             "rollout.max_num_seqs": str(CAPACITY),
             "learner.groups_per_batch": str(instances),
             "learner.max_steps": str(VERSIONS + BOUND + 1),

@@ -191,7 +191,7 @@ def test_the_page_has_the_table_of_schedules():
     assert table_of_schedules() in PAGE, f"it is to be\n{table_of_schedules()}"
 
 
-def test_groups_at_a_time_are_the_schedules_own_unless_it_is_given():
+def test_groups_at_a_time_are_what_the_bound_allows_unless_it_is_given():
     def inflight(**rules_: Any) -> int:
         return build.schedule(rules(**rules_)).max_inflight_groups
 
