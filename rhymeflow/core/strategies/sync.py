@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.base import FleetView, InstanceView
-from rhymeflow.core.types import InstanceId
+from rhymeflow.core.types import InstanceId, Version
 
 
 def when_idle(instance: InstanceView, view: FleetView) -> bool:
@@ -51,9 +51,9 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
 
     The instance does not pull while a trajectory may start or continue at its version: a pull makes
     it recompute its cache. Once nothing more may start or continue there, it can only drain. Of
-    such instances the fullest stay, as few as possible so that no response is decoded more than
-    `max_slowdown` times slower than alone. The others pull at once, and their trajectories are
-    routed to those that stay (`on_pull: reroute`). An empty instance pulls.
+    such instances of each version the fullest stay, as few as possible so that no response is
+    decoded more than `max_slowdown` times slower than alone. The others pull at once, and their
+    trajectories are routed to those that stay (`on_pull: reroute`). An empty instance pulls.
 
     Why it pulls eventually. An instance that stays can be given only what may run at its version,
     which is finite (see `when_version_unusable`) and ends; it pulls once it is empty."""
@@ -69,20 +69,22 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
 
 @lru_cache(maxsize=1)  # called for each lagging instance in turn
 def _keepers(view: FleetView) -> frozenset[InstanceId]:
-    """Choose the instances that keep an unusable version and take over the others' trajectories."""
-    draining = [
-        (-len(x.assigned), place, x)
-        for place, x in enumerate(view.instances)
-        if x.version < view.published and x.assigned and x.version not in view.admissible
-    ]
-    total = sum(len(x.assigned) for _, _, x in draining)
-    if not total:
-        return frozenset()
-    tokens = sum(x.kv_tokens for _, _, x in draining) / total
-    most_each = _max_together(view.settings.cost, tokens, view.settings.max_slowdown)
-    most = len(view.instances) - 1  # at least one instance pulls
-    needed = -(-total // most_each)
-    return frozenset(x.name for _, _, x in sorted(draining)[: min(most, needed)])
+    """Choose the instances that keep an unusable version and take over the others' trajectories.
+
+    Each version has instances for its own: routing sends a trajectory to the lowest version that
+    may run it, however full that is and however empty those of the next."""
+    draining: dict[Version, list[InstanceView]] = {}
+    for x in view.instances:
+        if x.version < view.published and x.assigned and x.version not in view.admissible:
+            draining.setdefault(x.version, []).append(x)
+    chosen: list[InstanceView] = []
+    for version in sorted(draining):
+        of_version = sorted(draining[version], key=lambda x: -len(x.assigned))
+        total = sum(len(x.assigned) for x in of_version)
+        tokens = sum(x.kv_tokens for x in of_version) / total
+        most_each = _max_together(view.settings.cost, tokens, view.settings.max_slowdown)
+        chosen += of_version[: -(-total // most_each)]
+    return frozenset(x.name for x in chosen[: len(view.instances) - 1])  # at least one pulls
 
 
 _MOST_TOGETHER = 64  # most trajectories that are gathered on one instance

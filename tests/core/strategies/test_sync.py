@@ -79,6 +79,15 @@ def test_none_pulls_while_its_version_is_of_use(queue, admissible):
     assert pulling(lagging(2, 7, queue=queue, admissible=admissible)) == []
 
 
+def test_each_version_keeps_instances_for_its_own():
+    """Routing sends stragglers to the lowest version that may run them, however full it is."""
+    view = lagging(2, 7, 1, 3, max_slowdown=1.06)
+    older = [instance(f"older-{i}", 0, running=count) for i, count in enumerate((1, 2))]
+    view = replace(view, instances=(*older, *view.instances))
+    left = [x.name for x in view.instances if x.version < 2 and gather_stragglers(x, view)]
+    assert left == ["older-0", "old-0", "old-2"], "eight at most, of two versions"
+
+
 def test_not_all_of_a_fleet_stay():
     """Else nothing new could begin until one has run empty."""
     assert pulling(lagging(2, fresh=0)) == ["old-0"]
