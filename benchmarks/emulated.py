@@ -113,7 +113,7 @@ def table(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
             row |= ratios(by_side[side], by_side.get(base, {}), label)
         row |= {
             "tokens/iteration": round(median(e.tokens_per_iteration for e in found), 2),
-            "long": round(median(e.long_tokens_per_iteration for e in found), 2),
+            "long": round(median(e.long_tokens_per_iteration for e in found), 2) or "",
             "idle rollout": round(median(e.idle_rollout for e in found), 3),
             "idle learner": round(median(e.idle_learner for e in found), 3),
             "behind": round(max(max(e.learner_behind, e.rollout_behind) for e in found), 3),

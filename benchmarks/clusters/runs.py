@@ -171,6 +171,8 @@ def configure(
     if setting.recipe != "emulated":
         fields["emulation.environment_seconds"] = str(ENVIRONMENT_SECONDS)
         fields["data.eval_size"] = "0"
+        groups = read_config(setting.recipe, {}).learner.groups_per_batch
+        fields["data.size"] = str(SKIPPED * groups)
     return read_config(setting.recipe, fields)
 
 

@@ -4,12 +4,14 @@ simulated clusters: the search for a split, what is compared with what."""
 import argparse
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import faults_simulated as faults
 from benchmarks import harness, histopipe, resume, schedules, simulator, staleflow
+from benchmarks.clusters import runs as clusters
 from benchmarks.logs.made_up import Size, kept
 from benchmarks.schedules import Evaluation, Run
 from benchmarks.simulated import schedules as simulated_schedules
@@ -220,3 +222,10 @@ def test_a_job_that_restarts_does_its_steps_again():
     found = faults.restarting(cell, quiet, 1)
     assert found["100x"] == pytest.approx(expected, rel=0.01)
     assert found["100x"] < found["10x"] < found["1x"] < 1
+
+
+@pytest.mark.parametrize("name", clusters.SETTINGS)
+def test_what_an_emulated_run_does_not_count_is_an_epoch(name):
+    """From the second on there are drafts: a longer epoch has none to measure."""
+    config = clusters.configure(name, clusters.OURS, 0, 4, Path("unused"))
+    assert config.data.size == clusters.SKIPPED * config.learner.groups_per_batch
