@@ -103,7 +103,7 @@ def table(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
             "bound": side.bound,
             "drafts": side.has_drafts,
             "seeds": len(found),
-            "reached": f"{len(goals)} of {len(found)}",
+            "reached": f"{len(goals)} of {len(found)}" if any(e.rewards for e in found) else "",
             "train devices": found[0].train_devices,
             "s/step": round(median(1 / each.steps_per_s for each in found), 1),
             "steps to goal": median(steps for steps, _ in goals) if goals else "",
