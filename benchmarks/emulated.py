@@ -95,6 +95,7 @@ def table(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
         if side not in by_side:
             continue
         found = list(by_side[side].values())
+        long = [e.long_tokens_per_iteration for e in found if e.long_tokens_per_iteration]
         goals = [goal for goal in (each.reached for each in found) if goal is not None]
         median = statistics.median
         row: dict[str, Any] = {
@@ -113,7 +114,7 @@ def table(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
             row |= ratios(by_side[side], by_side.get(base, {}), label)
         row |= {
             "tokens/iteration": round(median(e.tokens_per_iteration for e in found), 2),
-            "long": round(median(e.long_tokens_per_iteration for e in found), 2) or "",
+            "long": round(median(long), 2) if long else "",
             "idle rollout": round(median(e.idle_rollout for e in found), 3),
             "idle learner": round(median(e.idle_learner for e in found), 3),
             "behind": round(max(max(e.learner_behind, e.rollout_behind) for e in found), 3),
