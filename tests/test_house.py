@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_301, "tests": 47_617, "benchmarks": 8_735}
+TOTALS = {"rhymeflow": 60_301, "tests": 47_631, "benchmarks": 8_736}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

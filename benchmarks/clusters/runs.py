@@ -108,6 +108,7 @@ class Run(msgspec.Struct, frozen=True):
     tokens_per_iteration: float
     """Without the first epoch."""
     long_tokens_per_iteration: float
+    """0: no response was long."""
     idle_rollout: float
     idle_learner: float
     learner_behind: float

@@ -7,10 +7,11 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from benchmarks import emulated, harness, histopipe, resume, schedules, simulator, staleflow
 from benchmarks import faults_simulated as faults
-from benchmarks import harness, histopipe, resume, schedules, simulator, staleflow
 from benchmarks.clusters import runs as clusters
 from benchmarks.logs.made_up import Size, kept
 from benchmarks.schedules import Evaluation, Run
@@ -229,3 +230,16 @@ def test_what_an_emulated_run_does_not_count_is_an_epoch(name):
     """From the second on there are drafts: a longer epoch has none to measure."""
     config = clusters.configure(name, clusters.OURS, 0, 4, Path("unused"))
     assert config.data.size == clusters.SKIPPED * config.learner.groups_per_batch
+
+
+def test_the_table_of_emulated_runs_says_nothing_of_what_there_is_not():
+    """An environment's run has no goal, and a run without long responses no drafts of them."""
+    one = clusters.Run(
+        "guess", clusters.OURS, 0, 4, 20.0, [10.0 * i for i in range(1, 41)], {},
+        tokens_per_iteration=1.5, long_tokens_per_iteration=0.0, idle_rollout=0.1,
+        idle_learner=0.1, learner_behind=0.0, rollout_behind=0.0, simulated=[0.1, 0.1, 0.1],
+    )  # fmt: skip
+    several = [one, msgspec.structs.replace(one, seed=1, long_tokens_per_iteration=3.0)]
+    assert [row["reached"] for row in emulated.table("guess", several)] == [""]
+    assert [row["long"] for row in emulated.table("guess", several)] == [3.0]
+    assert [row["long"] for row in emulated.table("guess", several[:1])] == [""]
