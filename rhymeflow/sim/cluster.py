@@ -183,7 +183,7 @@ class Cluster:
                 case commands.RetryPrompt(group):
                     self.report([self._created(self.audit.groups[group].prompt, group)], 0.0)
                 case commands.FinishEarly(trajectory):
-                    self._complete([trajectory], self.latencies.reward_seconds)
+                    self._complete(trajectory, self.latencies.reward_seconds)
                 case commands.Accumulate() | commands.Train():
                     self._send(self._learn, command)
                 case commands.Drop():
@@ -211,13 +211,14 @@ class Cluster:
         spec = self.workload.response(prompt.row, prompt.epoch, trajectory.member)
         response = Response(trajectory, prompt.tokens, spec.length, spec.reward, spec.observations)
         response.draft_class = self.hardware.drafts.class_of(spec.acceptance)
+        response.ending = spec.ending
         response.routed_version = version
         self.audit.admit(response)
 
-    def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:
-        """Complete these responses, and report their rewards after `seconds`."""
-        complete = map(self.audit.complete, trajectories)
-        self.report([events.TrajectoryRewarded(each.id, each.reward) for each in complete], seconds)
+    def _complete(self, trajectory: TrajectoryId, seconds: float) -> None:
+        """Complete a response, and report its reward after `seconds`."""
+        complete = self.audit.complete(trajectory)
+        self.report([events.TrajectoryRewarded(complete.id, complete.reward)], seconds)
 
     # -- instances ---------------------------------------------------------------------------
 
@@ -248,9 +249,10 @@ class Cluster:
                 response = self.audit.responses[event.trajectory]
                 seconds = response.observations[event.turn - 1].seconds
                 self._at(self.now + seconds, _WORLD, self._observe, event)
-        done = [each.trajectory for each in happened if isinstance(each, events.TrajectoryFinished)]
-        if done:
-            self._complete(done, self.latencies.message_seconds + self.latencies.reward_seconds)
+            elif isinstance(event, events.TrajectoryFinished):
+                ending = self.audit.responses[event.trajectory].ending
+                seconds = self.latencies.message_seconds + ending + self.latencies.reward_seconds
+                self._complete(event.trajectory, seconds)
 
     def _observe(self, ended: events.TurnEnded) -> None:
         """Report the environment's observation, unless the response or its group has ended."""

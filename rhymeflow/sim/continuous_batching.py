@@ -156,10 +156,15 @@ class DecodeBatch:
         self.count -= 1
         self._inverse = self._inverse - 1 / admitted.remaining if self.count else 0.0
 
-    def past_ends(self) -> float:
-        """Return the share of drafted tokens that would be past the ends of their responses, and so
-        are not verified: in the mean half of a response's last draft."""
-        return min(self.gain * self._inverse / (2 * self.count), 1.0) if self.count else 0.0
+    def past_ends(self, drafted: float) -> float:
+        """Return the share of `drafted` tokens that would be past the ends of their responses, and
+        so are not verified: in the mean half of a response's last draft."""
+        if self._inverse <= 0:
+            return 0.0
+        remaining = self.count / self._inverse
+        if remaining <= self.gain:  # the last draft is the only one
+            return max(1 - remaining * self.count / drafted, 0.0)
+        return self.gain / (2 * remaining)
 
     def iterations(self) -> int:
         """Return the iterations until the next response is complete; the batch is not empty."""
@@ -246,12 +251,13 @@ class ContinuousBatch:
         return response
 
     def _end_decoding(self, admitted: Admitted) -> float:
-        """Remove a response from its decode batch, and the fraction of its next token from the
-        tally; return its tokens by the clock."""
+        """Remove a response from its decode batch, and from the tally what the clock counts beyond
+        its tokens; return its tokens by the clock."""
         assert admitted.decode_batch is not None
         tokens = admitted.update()
         admitted.decode_batch.leave(admitted)
         self.tally.tokens_generated += admitted.response.generated - tokens
+        self.tally.accepted += admitted.response.generated - tokens
         return tokens
 
     def store(self) -> None:
@@ -385,7 +391,7 @@ class ContinuousBatch:
             decode_batch.gain = gain
         self._choice = choice
         each = zip(choice.drafted, self._decode_batches, strict=True)
-        self._drafted = sum(size * (1 - batch.past_ends()) for size, batch in each if size)
+        self._drafted = sum(size * (1 - batch.past_ends(size)) for size, batch in each if size)
         return choice
 
     def _recompute_all(self) -> None:

@@ -7,9 +7,13 @@ ratio rises, then falls: only ends of levels and the cost model's corner need to
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from math import floor, inf, log
+from operator import mul
 from typing import NamedTuple
+
+import numpy as np
 
 from rhymeflow.core.cost import CostModel
 
@@ -172,14 +176,36 @@ def _tokens_of(rate: float, drafted: int) -> float:
     return sum(rate**depth for depth in range(drafted + 1))
 
 
-def rate_of(tokens: float, steps: int, drafted: int) -> float:
-    """Return the acceptance at which `steps` iterations, which verified `drafted` tokens, generate
-    `tokens` in the mean; 0 if nothing was accepted."""
-    whole, part = divmod(drafted / steps, 1)
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        rate = (low + high) / 2
-        made = _tokens_of(rate, int(whole)) + part * rate ** (whole + 1)
-        # The last iteration makes what is left: in the mean, half of what goes beyond one token.
-        low, high = (rate, high) if made * steps - (made - 1) / 2 < tokens else (low, rate)
-    return low
+_TABULATED = 256  # tokens; beyond, each takes as many iterations as the last of these
+
+
+def rate_of(decoded: Sequence[int], steps: int, drafted: int) -> float:
+    """Return the acceptance, between those of `RATES`, at which as many decodes as `decoded` has,
+    of so many tokens each, take `steps` iterations in the mean, which verify `drafted` tokens."""
+    fewer = [-_steps(rate, decoded, drafted / steps) for rate in RATES]
+    return float(np.interp(-steps, fewer, RATES))
+
+
+def _steps(rate: float, decoded: Sequence[int], drafted: float) -> float:
+    """Return the iterations that all these decodes take, in the mean."""
+    whole, part = divmod(drafted, 1)
+    low, high = _table(rate, int(whole)), _table(rate, int(whole) + 1)
+    return sum((1 - part) * _at(low, n) + part * _at(high, n) for n in decoded)
+
+
+def _at(table: list[float], tokens: int) -> float:
+    beyond = max(tokens - _TABULATED, 0)
+    return table[tokens - beyond] + beyond * (table[-1] - table[-2])
+
+
+@cache
+def _table(rate: float, drafted: int) -> list[float]:
+    """Return the iterations that n tokens take in the mean, by n from 0, with `drafted` tokens
+    drafted in each: an iteration makes k + 1 of them if k are accepted, and no more than are left.
+    """
+    chances = [rate**k * (1 - rate) for k in range(drafted)] + [rate**drafted]
+    table = [0.0]
+    for tokens in range(1, _TABULATED + 1):
+        left = [table[max(tokens - k, 0)] for k in range(1, drafted + 2)]
+        table.append(1 + sum(map(mul, chances, left)))
+    return table

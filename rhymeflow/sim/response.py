@@ -27,6 +27,7 @@ class Response:
     reward: float = 0.0
     observations: Sequence[Observation] = ()
     draft_class: int = 0  # see `Drafts.class_of`
+    ending: float = 0.0  # seconds from its last token until its environment has ended the episode
     is_complete: bool = False  # finished, or finished early
     turn: int = 0  # turns whose observations have come
     length: int = 0  # tokens, observations included, at which the policy's turn will end

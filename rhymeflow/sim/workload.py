@@ -98,8 +98,6 @@ def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
 COMPUTED = "packing/computed_share"  # a run's metric; see `learner/packing.py`
 DECIDED = 0.2  # share of prompts whose responses all get the same reward
 SIGMA = 1.0  # standard deviation of the logarithm of an environment's seconds
-_ITERATIONS = """SELECT group_id, member, SUM(length), SUM(steps), SUM(drafted) FROM spans
-    WHERE group_id >= ? GROUP BY 1, 2"""
 MOST_TURNS = 8  # cap of a response's turns, in means: one in a thousand would have more
 
 
@@ -118,6 +116,7 @@ class ResponseSpec(NamedTuple):
     reward: float
     observations: list[Observation]  # from its environment; empty without one
     acceptance: float = 0.0  # of its drafted tokens
+    ending: float = 0.0  # seconds that its environment took to end the episode
 
 
 class Synthetic:
@@ -194,9 +193,9 @@ class RecordedWorkload:
 
     A response that the run did not finish, or never requested, is replaced by another one of its
     prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
-    are left out. Observations are as recorded, after the same time. The acceptance of drafts is
+    are left out. Environments answer as recorded, after the same time. The acceptance of drafts is
     that of the response's own iterations, if it was drafted for, else as configured. The time of
-    the last call to the environment, which ended the episode, is left out, as is that of rewards.
+    rewards is left out.
     Raises `UserError` if there is no run, or no response was finished in it.
     """
 
@@ -217,11 +216,9 @@ class RecordedWorkload:
                 " ORDER BY t.group_id, t.member",
                 first,
             )
-            all_observations = _recorded_observations(reader)
-            iterations = {
-                (group, member): figures
-                for group, member, *figures in reader.query(_ITERATIONS, first)
-            }
+            all_observations, endings = _recorded_answers(reader)
+            keeps_cache = config.rollout.kv_cache_on_pull == "keep"
+            decodes = _recorded_decodes(reader, first, keeps_cache=keeps_cache)
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
@@ -236,14 +233,15 @@ class RecordedWorkload:
             observations = all_observations.get((group, member), [])
             sampled = min(length - sum(each.tokens for each in observations), longest)
             observations = [each for each in observations if each.after < sampled]
-            tokens, steps, drafted = iterations.get((group, member), (0, 0, 0))
+            tokens, steps, drafted = decodes.get((group, member), ([], 0, 0))
             if drafted:
                 rate = rate_of(tokens, steps, drafted)
             else:
                 relative = length / mean_length
                 acceptance = config.simulation.acceptance
                 rate = expected_rate(acceptance, relative, is_known=epoch > 0)
-            response = ResponseSpec(sampled, reward, observations, rate)
+            ending = endings.get((group, member), 0.0)
+            response = ResponseSpec(sampled, reward, observations, rate, ending)
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
@@ -275,27 +273,63 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
     return min((group for (group,) in rows), default=0)
 
 
-def _recorded_observations(reader: TrajectoryReader) -> dict[tuple[int, int], list[Observation]]:
-    """Return the environments' observations by (group, member), in order."""
-    ends: dict[tuple[int, int], int] = {}  # tokens of each response when its last turn ended
-    observations: dict[tuple[int, int], list[Observation]] = {}
-    for kind, group, member, length, seconds, called in reader.query(
-        "SELECT kind, json_extract(body, '$.trajectory[0]'), json_extract(body, '$.trajectory[1]'),"
-        " json_extract(body, '$.length'), json_extract(body, '$.seconds'),"
+def _recorded_decodes(
+    reader: TrajectoryReader, first: int, *, keeps_cache: bool
+) -> dict[tuple[int, int], tuple[list[int], int, int]]:
+    """Return by (group, member), from `first` on: the tokens that each of its decodes made, which
+    begins after a prefill, and the iterations and drafted tokens of them all. The iteration with
+    the prefill, which makes a token without a draft, is left out."""
+    found: dict[tuple[int, int], tuple[list[int], int, int]] = {}
+    last: tuple[object, ...] = ()
+    for group, member, start, length, version, instance, steps, drafted in reader.query(
+        "SELECT group_id, member, start, length, version, instance, steps, drafted FROM spans"
+        " WHERE group_id >= ? ORDER BY 1, 2, 3",
+        first,
+    ):
+        tokens, all_steps, all_drafted = found.get((group, member), ([], 0, 0))
+        under = 0 if keeps_cache else version
+        begins = last != (group, member, start, under, instance)
+        if begins:
+            tokens.append(0)
+        tokens[-1] += length - begins
+        found[group, member] = tokens, all_steps + steps - begins, all_drafted + drafted
+        last = group, member, start + length, under, instance
+    return found
+
+
+_Observations = dict[tuple[int, int], list[Observation]]
+
+
+def _recorded_answers(
+    reader: TrajectoryReader,
+) -> tuple[_Observations, dict[tuple[int, int], float]]:
+    """Return by (group, member) the environments' observations, in order, and the seconds of the
+    answer that ended the episode. An answer's seconds are those from when the turn was over, so
+    that they hold what it waited for as well."""
+    ends: dict[tuple[int, int], tuple[float, int]] = {}
+    """When each response's last turn ended, and its tokens then."""
+    observations: _Observations = {}
+    endings: dict[tuple[int, int], float] = {}
+    for time, kind, group, member, length, called in reader.query(
+        "SELECT time, kind, json_extract(body, '$.trajectory[0]'),"
+        " json_extract(body, '$.trajectory[1]'), json_extract(body, '$.length'),"
         " json_extract(body, '$.observed') FROM events"
-        " WHERE kind IN ('TurnEnded', 'Observed') ORDER BY seq"
+        " WHERE kind IN ('TurnEnded', 'Observed', 'EpisodeEnded') ORDER BY seq"
     ):
         if kind == "TurnEnded":
-            ends[group, member] = length
+            ends[group, member] = time, length
             if called:  # an agent's calls, which are in the response once they are answered
                 last = observations[group, member].pop()
                 observations[group, member].append(last._replace(tokens=last.tokens + called))
             continue
+        ended, before = ends[group, member]
+        if kind == "EpisodeEnded":
+            endings[group, member] = time - ended
+            continue
         earlier = observations.setdefault((group, member), [])
-        tokens = length - ends[group, member]
-        after = ends[group, member] - sum(each.tokens for each in earlier)
-        earlier.append(Observation(after, tokens, seconds))
-    return observations
+        after = before - sum(each.tokens for each in earlier)
+        earlier.append(Observation(after, length - before, time - ended))
+    return observations, endings
 
 
 Workload = Synthetic | RecordedWorkload

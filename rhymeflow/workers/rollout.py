@@ -350,7 +350,9 @@ class RolloutInstance:
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         self.engine.install(self.weights, message.version, keep_cache=keep)
         self._pulling = None
-        self._send_pulled(message, (time.perf_counter() - started) * self._scale)
+        seconds = (time.perf_counter() - started) * self._scale
+        self.busy_seconds += seconds
+        self._send_pulled(message, seconds)
 
     def _send_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)

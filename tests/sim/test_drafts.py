@@ -105,35 +105,43 @@ def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_
         assert generated(RATES[drafts.class_of(tenth / 1000)], 16) == pytest.approx(own, rel=0.15)
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.4, 0.77, 0.95])
+def decoded(rate: float, drafted: int, length: int, random: Random) -> tuple[int, int]:
+    """Iterations and drafted tokens that `length` tokens take, one by one."""
+    steps = looked_at = 0
+    while length > 0:
+        steps, draft = steps + 1, min(drafted, length)
+        looked_at += draft
+        length -= 1 + next((n for n in range(draft) if random.random() >= rate), draft)
+    return steps, looked_at
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.77, 0.95])
 @pytest.mark.parametrize("drafted", [1, 4, 16])
-def test_the_rate_of_a_response_is_that_which_makes_its_tokens(rate, drafted):
-    steps, each = 7, generated(rate, drafted)
-    tokens = steps * each - (each - 1) / 2
-    assert rate_of(tokens, steps, steps * drafted) == pytest.approx(rate, abs=1e-6)
+@pytest.mark.parametrize("lengths", [(1, 6), (60, 400)], ids=["turns", "responses"])
+def test_the_rate_of_decodes_is_that_with_which_they_take_as_many_iterations(
+    rate, drafted, lengths
+):
+    """Short turns too, of which most drafts are longer than what is left."""
+    random = Random(5)
+    made = [random.randint(*lengths) for _ in range(4000 if lengths[1] < 10 else 400)]
+    steps = sum(decoded(rate, drafted, length, random)[0] for length in made)
+    assert rate_of(made, steps, steps * drafted) == pytest.approx(rate, abs=0.02)
 
 
-def test_the_last_draft_of_a_response_is_taken_as_cut_at_its_end():
-    """Responses of 20 to 80 tokens, decoded one by one, of which each token of a draft of 8 is
-    accepted at 0.8."""
+def test_the_last_draft_of_a_response_may_be_cut_at_its_end():
     random, drafted, rates = Random(5), 8, []
     for _ in range(400):
-        length = remaining = random.randint(20, 80)
-        steps = looked_at = 0
-        while remaining:
-            steps, draft = steps + 1, min(drafted, remaining - 1)
-            looked_at += draft
-            accepted = next((n for n in range(draft) if random.random() > 0.8), draft)
-            remaining -= accepted + 1
-        rates.append(rate_of(length, steps, looked_at))
+        length = random.randint(20, 80)
+        rates.append(rate_of([length], *decoded(0.8, drafted, length, random)))
     assert fmean(rates) == pytest.approx(0.8, abs=0.03)
 
 
 def test_of_drafts_of_several_lengths_the_mean_counts():
-    between = (generated(0.8, 3) + generated(0.8, 4)) / 2
-    assert rate_of(10 * between - (between - 1) / 2, 10, 35) == pytest.approx(0.8, abs=1e-6)
-    assert rate_of(40, 40, 12) == 0.0
-    assert rate_of(50, 40, 10) == pytest.approx(1.0, abs=1e-3)
+    random, lengths = Random(7), [200] * 100
+    halves = [decoded(0.8, size, 200, random)[0] for size in [3] * 50 + [4] * 50]
+    assert rate_of(lengths, sum(halves), round(3.5 * sum(halves))) == pytest.approx(0.8, abs=0.02)
+    assert rate_of([40], 40, 12) == RATES[0]
+    assert rate_of([50], 40, 10) == RATES[-1]
 
 
 def test_long_responses_accept_less():

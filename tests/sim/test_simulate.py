@@ -16,7 +16,7 @@ from rhymeflow import memory, profiles
 from rhymeflow.cli import main
 from rhymeflow.config import Config, LoraConfig
 from rhymeflow.config.load import build_config, read_config
-from rhymeflow.core.events import Observed, TurnEnded
+from rhymeflow.core.events import EpisodeEnded, Observed, TurnEnded
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.emulation import DRAFT_SECONDS
@@ -187,7 +187,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     kept = (1 - each / (2 * (LENGTH - 1)) for each in (first, then))  # of drafts, before the end
     drafted = next(kept) * in_first + next(kept) * (STEPS - 1) * later
     assert found.drafted == round(2 * responses * drafted)
-    accepted = (first - 1) * in_first + (then - 1) * (STEPS - 1) * later
+    accepted = STEPS * (LENGTH - 1) - turns
     assert found.accepted == round(responses * accepted)
     assert found.tokens_per_iteration == pytest.approx(1 + accepted / turns)
     assert found.tokens_generated == STEPS * responses * LENGTH
@@ -366,42 +366,50 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
 
 
 def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: Path) -> None:
+    """Member 1 of group 3: 5 and 98 tokens under one version, in 3 and 49 iterations with as many
+    drafted as made; with member 0 the weights change after 5, and what follows is prefilled."""
     run_dir = made(tmp_path / "run")
-    recorded = RecordedWorkload(run_dir, a_config(tmp_path, rollout__max_completion_length=500))
+    config = a_config(tmp_path, rollout__max_completion_length=500)
+    recorded = RecordedWorkload(run_dir, config)
+    assert recorded.response(3, 0, 1).acceptance == rate_of([102], 3 + 49 - 1, 103)
+    first = recorded.response(4, 0, 0)
+    assert first.acceptance == rate_of([4, 8], 3 + 5 - 2, 14)
+    kept = build_config({"rollout.kv_cache_on_pull": "keep"}, base=config, where="test")
+    first = RecordedWorkload(run_dir, kept).response(4, 0, 0)
+    assert first.acceptance == rate_of([13], 3 + 5 - 1, 14)
     with closing(TrajectoryReader(run_dir / "events.db")) as reader:
-        responses = reader.query(
-            "SELECT row, epoch, member, t.length, SUM(steps), SUM(drafted) FROM trajectories t"
-            " JOIN groups USING (group_id) JOIN spans USING (group_id, member)"
-            " WHERE t.reward IS NOT NULL AND suite IS NULL GROUP BY group_id, member"
-        )
-    mean = fmean(length for _, _, _, length, _, _ in responses)
-    kinds = set()
-    for row, epoch, member, length, steps, drafted in responses:
-        found = recorded.response(row, epoch, member).acceptance
-        kinds.add(drafted > 0)
-        if drafted:
-            assert found == pytest.approx(rate_of(length, steps, drafted))
-        else:
-            assert found == expected_rate(0.7, length / mean, is_known=epoch > 0)
-    assert kinds == {True, False}
+        lengths = [length for (length,) in reader.query(
+            "SELECT length FROM trajectories JOIN groups USING (group_id) WHERE suite IS NULL"
+            " AND reward IS NOT NULL AND length > 0"
+        )]  # fmt: skip
+    undrafted = recorded.response(0, 0, 1)
+    assert undrafted.acceptance == expected_rate(0.7, 100 / fmean(lengths), is_known=False)
 
 
-def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
+def test_answers_as_a_run_recorded_them(tmp_path: Path) -> None:
+    """They take as long as it took from the end of the turn, whatever the environment says of its
+    own time: they may have waited for a free process."""
     run_dir = made(tmp_path / "run")
     long, other = TrajectoryId(3, 1), TrajectoryId(3, 0)  # of 103 and 13 tokens
     happened = [
-        TurnEnded(long, "rollout-0", 1, 40), TurnEnded(other, "rollout-1", 1, 6),
-        Observed(long, 1, 47, seconds=2.5), Observed(other, 1, 7, seconds=0.25),
-        TurnEnded(long, "rollout-0", 2, 60), Observed(long, 2, 70, seconds=0.5),
-    ]  # fmt: skip
+        (90.0, [TurnEnded(long, "rollout-0", 1, 40), TurnEnded(other, "rollout-1", 1, 6)]),
+        (90.25, [Observed(other, 1, 7, seconds=0.125)]),
+        (92.5, [Observed(long, 1, 47, seconds=2.0)]),
+        (94.0, [TurnEnded(long, "rollout-0", 2, 60)]),
+        (94.5, [Observed(long, 2, 70, seconds=0.5)]),
+        (97.0, [TurnEnded(long, "rollout-0", 3, 103)]),
+        (98.75, [EpisodeEnded(long, 3, "stop", seconds=1.0)]),
+    ]
     with stored(run_dir) as store:
-        store.record(99.0, happened)
+        for at, together in happened:
+            store.record(at, together)
     config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
     recorded = RecordedWorkload(run_dir, config)
     assert recorded.response(3, 0, 1).length == 86
     both = [Observation(40, 7, 2.5), Observation(53, 10, 0.5)]
     assert recorded.response(3, 0, 1).observations == both
     assert recorded.response(3, 0, 0).observations == [Observation(6, 1, 0.25)]
+    assert (recorded.response(3, 0, 1).ending, recorded.response(3, 0, 0).ending) == (1.75, 0.0)
     shorter = RecordedWorkload(run_dir, a_config(tmp_path, **{"rollout.max_completion_length": 53}))
     assert shorter.response(3, 0, 1).observations == both[:1], "cut before the second"
     assert recorded.response(4, 0, 1).observations == []
@@ -409,6 +417,18 @@ def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
     config = build_config({"rollout.num_generations": 2}, base=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.steps == STEPS
+
+
+def test_a_step_waits_for_the_answer_that_ends_the_last_episode(tmp_path: Path) -> None:
+    late = Constant(
+        response=lambda row, epoch, member: ResponseSpec(
+            LENGTH, float(member), [], ending=30.0 if member else 0.0
+        )
+    )
+    config = a_config(tmp_path)
+    plain, found = run(config, Constant()), run(config, late)
+    longer = (late - at for at, late in zip(plain.step_seconds, found.step_seconds, strict=True))
+    assert list(longer) == pytest.approx([30.0] * STEPS)
 
 
 def test_a_run_without_responses(tmp_path: Path) -> None:

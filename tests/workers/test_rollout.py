@@ -454,6 +454,21 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
         assert store.versions[trajectory] == [0] * 6 + [1]
 
 
+def test_an_instance_that_pulls_is_not_idle(config, weights, parameters, monkeypatch):
+    side = Side("rollout-0", config, parameters, monkeypatch, True)
+    install = side.instance.engine.install
+
+    def slowly(*what, **how):
+        time.sleep(0.05)
+        return install(*what, **how)
+
+    monkeypatch.setattr(side.instance.engine, "install", slowly)
+    parameters.publish(1, weights)
+    side.tell(Pull, 1)
+    side.turns(1)
+    assert side.instance.busy_seconds >= 0.05
+
+
 def test_a_pull_that_an_earlier_one_went_beyond_does_not_go_back(
     config, weights, parameters, monkeypatch
 ):
