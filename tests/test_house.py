@@ -13,19 +13,19 @@ PACKAGE = ROOT / "rhymeflow"
 ROOMS = {
     "calibration.py": 441, "cli": 1_310, "cluster.py": 283, "config": 2_877, "core": 3_748,
     "cpu": 1_034, "dashboard": 1_671, "data": 1_644, "doctor.py": 191, "emulation.py": 255,
-    "engine": 4_382,
-    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 1_997, "learner": 4_415,
+    "engine": 4_385,
+    "environments": 4_482, "evaluation": 354, "export": 707, "histospec": 2_026, "learner": 4_415,
     "memory.py": 461, "models": 2_831, "observe": 3_422, "placement.py": 144, "pool.py": 542,
     "profiles": 122, "recipes": 539, "reward": 1_031, "runtime": 5_528, "sandbox": 404,
-    "sft": 487, "sim": 3_156,
+    "sft": 487, "sim": 3_225,
     "store": 2_594, "suites": 345, "trainer": 1_067, "trl": 1_315, "utils": 1_604, "weights": 1_937,
-    "workers": 2_413,
+    "workers": 2_415,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_301, "tests": 47_631, "benchmarks": 8_736}
+TOTALS = {"rhymeflow": 60_404, "tests": 47_676, "benchmarks": 8_738}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -108,7 +108,7 @@ def native(args: argparse.Namespace) -> Results:
         prepare(config)
         model = drawn(config)
         with closing(Index(max_tokens=1_000_000, max_responses=4_000, shared=True)) as index:
-            drafting = partial(drafter_of, config, index.handle, 2048)
+            drafting = partial(drafter_of, config, index.handle, 2048, ())
             for count in (1, 32, 256)[: sized(args, 3, 1)]:
                 yield from rates(f"{name}, {count}", partial(native_engine, model), drafting, index)
 

@@ -76,7 +76,9 @@ class Ours:
         self._history: Index | None = None
         if config.drafting.window != "off":
             self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
-            made = drafter_of(config, self._history.handle, engine.limits().max_length)
+            limits = engine.limits()
+            stops = limits.stop_token_ids
+            made = drafter_of(config, self._history.handle, limits.max_length, stops)
             engine.draft_with(made)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

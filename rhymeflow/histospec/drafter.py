@@ -12,7 +12,7 @@ the drafter's own time into account."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import chain
 
@@ -58,9 +58,9 @@ class Drafter:
     """Drafts for one engine.
 
     `history`: index of earlier responses; None: drafts come from running sequences only. At most
-    `max_sequences` run at a time, of at most `max_length` tokens (prompt and response). `clock`
-    returns seconds; with `search_seconds` a search is taken to last so long for each response,
-    and all else of the drafter no time."""
+    `max_sequences` run at a time, of at most `max_length` tokens (prompt and response), whose turns
+    end with a token in `stop_ids`. `clock` returns seconds; with `search_seconds` a search is taken
+    to last so long for each response, and all else of the drafter no time."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Drafter:
         *,
         max_sequences: int,
         max_length: int,
+        stop_ids: Collection[int] = (),
         clock: Callable[[], float] = time.perf_counter,
         search_seconds: float | None = None,
     ) -> None:
@@ -93,7 +94,12 @@ class Drafter:
         self._since_plain = 0  # iterations with drafts since the last one without
         self._plain_interval = _FIRST_PLAIN_INTERVAL
         self._search = Search(
-            self._live, history, drafting, max_sequences=max_sequences, rates=self.acceptance.rates
+            self._live,
+            history,
+            drafting,
+            max_sequences=max_sequences,
+            rates=self.acceptance.rates,
+            stop_ids=stop_ids,
         )
 
     @property
@@ -281,11 +287,15 @@ _REHEARSAL = 24
 
 
 def drafter_of(
-    config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
+    config: Config,
+    history: IndexHandle | None,
+    max_length: int,
+    stop_ids: Collection[int],
+    stats: DraftStats | None = None,
 ) -> Drafter:
     """Create an engine's drafter, with all its code compiled. `history`: None to draft from the
-    engine's own responses only. `max_length`: most tokens of a prompt and its response. `stats`:
-    totals of the engine's earlier drafters, which it continues."""
+    engine's own responses only. `max_length`: most tokens of a prompt and its response. `stop_ids`:
+    tokens that end a turn. `stats`: totals of the engine's earlier drafters, which it continues."""
     rehearse(config)
     index = None if history is None else Index.attach(history)
     places = config.rollout.max_num_seqs
@@ -294,6 +304,7 @@ def drafter_of(
         config.drafting,
         max_sequences=places,
         max_length=max_length,
+        stop_ids=stop_ids,
         search_seconds=draft_seconds(config) if config.emulation.is_used else None,
     )
     if stats is not None:

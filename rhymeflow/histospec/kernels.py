@@ -426,8 +426,9 @@ class Work(NamedTuple):
 
 
 @inner
-def collect(live, history, contexts, candidates, handles, most, texts, work):
-    """Update the candidates of these sequences and copy the tokens that follow them.
+def collect(live, history, contexts, candidates, handles, most, stops, texts, work):
+    """Update the candidates of these sequences and copy the tokens that follow them, up to the
+    first of `stops` (int32), where a response or its turn would end.
 
     Sequence i has row i of `texts`. Source 0 is the live index, 1 the history. Each pass goes over
     all sequences and prefetches what the next pass reads, so that memory latency is paid once
@@ -455,8 +456,8 @@ def collect(live, history, contexts, candidates, handles, most, texts, work):
         handle = handles[work.rows[j]]
         candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
     texts.counts[: handles.shape[0]] = 0
-    _copy(live_text, 0, candidates, handles, most, texts)
-    _copy(history_text, 1, candidates, handles, most, texts)
+    _copy(live_text, 0, candidates, handles, most, stops, texts)
+    _copy(history_text, 1, candidates, handles, most, stops, texts)
 
 
 @inner
@@ -632,17 +633,29 @@ def _kind(record, contexts, handle):
 
 
 @inner
-def _copy(text, source, candidates, handles, most, texts):
+def _copy(text, source, candidates, handles, most, stops, texts):
     """Copy the tokens that follow the candidates."""
     for i in range(handles.shape[0]):
         handle = handles[i]
         for slot in range(PLACES):
             position = candidates.at[handle, slot]
             if position != 0 and candidates.sources[handle, slot] == source and most[i] > 0:
-                texts.counts[i, slot] = _copy_after(text, position, texts.tokens[i, slot], most[i])
+                out = texts.tokens[i, slot]
+                copied = _copy_after(text, position, out, most[i])
+                texts.counts[i, slot] = _until_stop(out, copied, stops)
                 texts.matched[i, slot] = candidates.matched[handle, slot]
                 texts.kinds[i, slot] = candidates.kinds[handle, slot]
                 texts.merits[i, slot] = candidates.merits[handle, slot]
+
+
+@inlined
+def _until_stop(tokens, count, stops):
+    """Return how many of the first `count` tokens there are up to the first that is in `stops`."""
+    for place in range(count):
+        for i in range(stops.shape[0]):
+            if tokens[place] == stops[i]:
+                return place + 1
+    return count
 
 
 @inner

@@ -7,7 +7,7 @@ kept; when too few are left, the indexes are searched again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +49,9 @@ class Candidates(NamedTuple):
 
 class Search:
     """Makes proposals for the sequences of one engine, at most `max_sequences` at a time. `rates`
-    float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place."""
+    float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place. Nothing is
+    drafted after a token in `stop_ids`: a turn ends with it, and what follows in the history is the
+    environment's."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Search:
         *,
         max_sequences: int,
         rates: np.ndarray,
+        stop_ids: Collection[int] = (),
     ) -> None:
         assert rates.shape == (NUM_CLASSES,)
         assert rates.dtype == np.float32
@@ -67,6 +70,7 @@ class Search:
         self._max_draft = drafting.max_draft
         self._is_tree = drafting.shape == "tree"
         self._weights, self._rates = _weights(), rates
+        self._stops = np.array(sorted(stop_ids), np.int32)
         self._free = list(range(max_sequences))[::-1]
         n, places, width = max_sequences, kernels.PLACES, drafting.max_draft
         # Shapes and types are those at the fields of these classes, in their order.
@@ -144,8 +148,9 @@ class Search:
         )
         texts = self._texts
         kernels.collect(
-            *self._indexes, self._contexts, self._candidates, handles, most, texts, self._work
-        )
+            *self._indexes, self._contexts, self._candidates, handles, most, self._stops, texts,
+            self._work,
+        )  # fmt: skip
         build_draft.build_drafts(
             texts, states, most, self._weights, self._rates, self._is_tree,
             proposals, self._frontier, self._ballot,

@@ -84,7 +84,7 @@ def run(
     """Decode responses of these lengths, up to `batch` or all at once; `world.now` is what it took.
     Whoever ends is followed by a prompt to take in: `prompt` rows, of `prompt_row` seconds each."""
 
-    def search(live, history, drafting, *, max_sequences, rates) -> FakeSearch:
+    def search(live, history, drafting, *, max_sequences, rates, stop_ids) -> FakeSearch:
         return FakeSearch(world, max_draft=drafting.max_draft, rates=rates)
 
     monkeypatch.setattr(drafter, "Search", search)

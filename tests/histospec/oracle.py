@@ -141,8 +141,8 @@ class Sequence:
         return kept
 
 
-def draft(sequence, most, *, state, is_tree, rates):
-    """Nodes (token, parent, path probability, class) of a draft."""
+def draft(sequence, most, *, state, is_tree, rates, stops=()):
+    """Nodes (token, parent, path probability, class) of a draft; none follows one of `stops`."""
     weights = _weights()
     pool = [
         (text, kind, weights[kind, matched], np.float32(merit))
@@ -154,7 +154,8 @@ def draft(sequence, most, *, state, is_tree, rates):
         waiting.remove(best)
         path, parent, probability, its_class = best
         nodes.append((path[-1], parent, probability, its_class))
-        waiting += _options(pool, path, len(nodes) - 1, probability, state, is_tree, rates)
+        if path[-1] not in stops:
+            waiting += _options(pool, path, len(nodes) - 1, probability, state, is_tree, rates)
     return nodes
 
 

@@ -53,8 +53,9 @@ def filled(responses) -> oracle.Recorded:
     return made
 
 
-def search_of(live, history=None, **drafting):
-    return Search(live, history, DraftingConfig(**drafting), max_sequences=40, rates=RATES)
+def search_of(live, history=None, stops=(), **drafting):
+    how = {"max_sequences": 40, "rates": RATES, "stop_ids": stops}
+    return Search(live, history, DraftingConfig(**drafting), **how)
 
 
 def flat(lists):
@@ -73,11 +74,12 @@ def nodes_of(proposals, row):
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
     st.booleans(),
+    st.sampled_from([(), (3,), (1, 3)]),
 )
-def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
+def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree, stops):
     indexes = filled(live), filled(earlier)
     shape = "tree" if is_tree else "linear"
-    search = search_of(*indexes, max_draft=8, shape=shape)
+    search = search_of(*indexes, stops, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
         how = {"sample": sample, "noise_epoch": noise_epoch}
@@ -93,9 +95,8 @@ def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
             if most[row] == 0:
                 assert proposals.counts[row] == 0
                 continue
-            expected = oracle.draft(
-                sequence, most[row], state=states[row], is_tree=is_tree, rates=RATES
-            )
+            how = {"state": states[row], "is_tree": is_tree, "rates": RATES, "stops": stops}
+            expected = oracle.draft(sequence, most[row], **how)
             assert nodes_of(proposals, row) == [(t, p, float(r), c) for t, p, r, c in expected]
         made = []
         for i, (one, lengths) in enumerate(running):

@@ -56,7 +56,8 @@ def _model(config: Config, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 class NativeEngine(Engine):
     """A `base.RolloutEngine` that starts with the newest weights of `weights`. `drafter_for(index,
-    max_length)` makes a drafter; `max_length` counts a prompt's and its response's tokens."""
+    max_length, stop_token_ids)` makes a drafter; `max_length` counts a prompt's and its response's
+    tokens."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class NativeEngine(Engine):
         weights: WeightReader,
         *,
         instance: str,
-        drafter_for: Callable[[IndexHandle, int], Drafter],
+        drafter_for: Callable[[IndexHandle, int, frozenset[int]], Drafter],
     ) -> None:
         rollout, device = config.rollout, resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
@@ -140,7 +141,8 @@ class NativeEngine(Engine):
 
     def draft_from(self, index: IndexHandle) -> None:
         """Draft from this index; see `base.RolloutEngine`."""
-        self._drafting.use(self._drafter_for(index, self.max_length))
+        stops = self._limits.stop_token_ids
+        self._drafting.use(self._drafter_for(index, self.max_length, stops))
 
     def close(self) -> None:
         """Do nothing: the process frees the model when it ends."""

@@ -61,8 +61,8 @@ class Entry:
 
 class VllmEngine:
     """A `base.RolloutEngine` that starts with the newest weights of `weights`. `drafter_for(index,
-    max_length)` makes a drafter; `max_length` counts a prompt's and its response's tokens. Raises
-    `UserError` if vLLM does not take the configuration."""
+    max_length, stop_token_ids)` makes a drafter; `max_length` counts a prompt's and its response's
+    tokens. Raises `UserError` if vLLM does not take the configuration."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class VllmEngine:
         weights: WeightReader,
         *,
         instance: str,
-        drafter_for: Callable[[IndexHandle, int], Drafter],
+        drafter_for: Callable[[IndexHandle, int, frozenset[int]], Drafter],
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         rollout = config.rollout
@@ -261,7 +261,8 @@ class VllmEngine:
 
     def draft_from(self, index: IndexHandle) -> None:
         """Draft from this index; see `base.RolloutEngine`."""
-        self.draft_with(self._drafter_for(index, self._limits.max_length))
+        limits = self._limits
+        self.draft_with(self._drafter_for(index, limits.max_length, limits.stop_token_ids))
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Use this drafter from now on, also for running requests; None stops drafting."""
