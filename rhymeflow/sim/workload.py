@@ -276,9 +276,10 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
 def _recorded_decodes(
     reader: TrajectoryReader, first: int, *, keeps_cache: bool
 ) -> dict[tuple[int, int], tuple[list[int], int, int]]:
-    """Return by (group, member), from `first` on: the tokens that each of its decodes made, which
-    begins after a prefill, and the iterations and drafted tokens of them all. The iteration with
-    the prefill, which makes a token without a draft, is left out."""
+    """Return by (group, member), from `first` on: the tokens that each of its decodes made, and the
+    iterations and drafted tokens of them all. A decode begins where something had to be prefilled.
+    That iteration, which makes a token without a draft, is left out, but for the response's first:
+    most members of a group find their prompt in the cache, and draft at once."""
     found: dict[tuple[int, int], tuple[list[int], int, int]] = {}
     last: tuple[object, ...] = ()
     for group, member, start, length, version, instance, steps, drafted in reader.query(
@@ -288,11 +289,11 @@ def _recorded_decodes(
     ):
         tokens, all_steps, all_drafted = found.get((group, member), ([], 0, 0))
         under = 0 if keeps_cache else version
-        begins = last != (group, member, start, under, instance)
-        if begins:
+        is_prefilled = bool(tokens) and last != (group, member, start, under, instance)
+        if not tokens or is_prefilled:
             tokens.append(0)
-        tokens[-1] += length - begins
-        found[group, member] = tokens, all_steps + steps - begins, all_drafted + drafted
+        tokens[-1] += length - is_prefilled
+        found[group, member] = tokens, all_steps + steps - is_prefilled, all_drafted + drafted
         last = group, member, start + length, under, instance
     return found
 

@@ -371,12 +371,12 @@ def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: 
     run_dir = made(tmp_path / "run")
     config = a_config(tmp_path, rollout__max_completion_length=500)
     recorded = RecordedWorkload(run_dir, config)
-    assert recorded.response(3, 0, 1).acceptance == rate_of([102], 3 + 49 - 1, 103)
+    assert recorded.response(3, 0, 1).acceptance == rate_of([103], 3 + 49, 103)
     first = recorded.response(4, 0, 0)
-    assert first.acceptance == rate_of([4, 8], 3 + 5 - 2, 14)
+    assert first.acceptance == rate_of([5, 8], 3 + 5 - 1, 14)
     kept = build_config({"rollout.kv_cache_on_pull": "keep"}, base=config, where="test")
     first = RecordedWorkload(run_dir, kept).response(4, 0, 0)
-    assert first.acceptance == rate_of([13], 3 + 5 - 1, 14)
+    assert first.acceptance == rate_of([14], 3 + 5, 14)
     with closing(TrajectoryReader(run_dir / "events.db")) as reader:
         lengths = [length for (length,) in reader.query(
             "SELECT length FROM trajectories JOIN groups USING (group_id) WHERE suite IS NULL"
