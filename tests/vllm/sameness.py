@@ -69,8 +69,8 @@ class Rig:
         prepare(config)
         return make_engine(config, self.store.handle.open(), kind)
 
-    def drafter(self, index, max_length):
-        return drafter_of(self.config, index, max_length)
+    def drafter(self, index, limits):
+        return drafter_of(self.config, index, limits.max_length, limits.stop_token_ids)
 
     @torch.no_grad()
     def publish(self, version, change):

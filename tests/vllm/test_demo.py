@@ -202,7 +202,7 @@ def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
             number = index.begin(request.prompt_ids, sample=sample, noise_epoch=epoch)
             index.extend(number, request.tokens)
             index.finish(number, 1.0)
-        vllm.draft_with(rig.drafter(index.handle, vllm.limits().max_length))
+        vllm.draft_with(rig.drafter(index.handle, vllm.limits()))
         for _ in range(6):  # the first iterations measure without drafts
             requests = fresh(rig)
             drain(vllm, requests)
