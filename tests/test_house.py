@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_405, "tests": 47_676, "benchmarks": 8_738}
+TOTALS = {"rhymeflow": 60_405, "tests": 47_693, "benchmarks": 8_738}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.cost import CostModel
-from rhymeflow.sim.continuous_batching import ROUNDING
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.sim.continuous_batching import ROUNDING, Admitted, DecodeBatch
 from rhymeflow.sim.drafts import BAND, NEW, RATES, Counts, Drafts, expected_rate, rate_of
+from rhymeflow.sim.response import Response
 from tests.sim.test_instance import COST
 
 CLASSES = 2
@@ -155,3 +157,18 @@ def test_long_responses_accept_less():
         assert rates == sorted(rates, reverse=True)
         assert 0 < rates[-1] < rates[0] < 1
     assert expected_rate(0.0, 2.0, is_known=True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("remaining", "past"),
+    [(2, 0.75), (4, 0.5), (8, 0.3125), (40, 0.0625), (9, 2.5 / 9)],
+    ids=["its only draft", "still its only one", "two drafts", "eight drafts", "a part"],
+)
+def test_what_of_its_drafts_is_past_the_end_of_a_response(remaining, past):
+    """Of drafts of 8 tokens, with which an iteration makes 5: of the last in the mean half, but of
+    one that is the only one what is more than the response has left."""
+    batch = DecodeBatch()
+    batch.gain = 5.0
+    for number in range(3):
+        batch.enter(Admitted(Response(TrajectoryId(0, number), 1, remaining)), remaining)
+    assert batch.past_ends(3 * 8) == pytest.approx(past)
