@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import multiprocessing
+import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -31,12 +32,14 @@ SKIPPED = 4
 """Steps at the beginning that are not counted: the first batches fill buffers and history."""
 SCANNED = 8
 """Parts of the devices, by which all splits are measured before the search for the best one."""
+SEEDS = 3
 NOTES = (
-    "Simulated, {steps} steps, of which the first {skipped} are not counted. Each figure is at the "
-    "split (rollout devices of all) where the schedule is fastest. {more}`rollout share` is of the "
-    "time, and 1 unless rollout and training alternate; `idle rollout` is of all the time, `idle "
-    "in rollout` of rollout's share; `idle devices` do neither. `interrupted`: interruptions per "
-    "response; `wasted tokens`: share never trained on. Assumptions: benchmarks/README.md."
+    "Simulated, {steps} steps, of which the first {skipped} are not counted. Each figure is the "
+    "mean of {seeds} seeds, at the split (rollout devices of all) where the schedule is fastest "
+    "with the first; `spread`: their greatest tokens/s over the least. {more}`rollout share` is of "
+    "the time, and 1 unless rollout and training alternate; `idle rollout` is of all the time, "
+    "`idle in rollout` of rollout's share; `idle devices` do neither. `interrupted`: interruptions "
+    "per response; `wasted tokens`: share never trained on. Assumptions: benchmarks/README.md."
 )
 
 
@@ -117,9 +120,23 @@ def best(cases: Mapping[Key, Case], jobs: int) -> dict[Key, Figures]:
 
 
 def best_split(one: Case) -> Figures:
-    """The figures at the best split that the search finds."""
+    """The figures, in the mean of seeds, at the best split that the search finds with the first."""
     measured = functools.partial(measure, one)
-    return measured(None) if one.colocated else searched(measured, one)
+    first = measured(None) if one.colocated else searched(measured, one)
+    split = None if one.colocated else int(first["rollout devices"])
+    return mean_of([first, *(measured(split, seed) for seed in range(1, SEEDS))])
+
+
+def mean_of(found: Sequence[Figures]) -> Figures:
+    """The means of one split's figures, of counts the greatest, and `spread`."""
+    rates = [each["tokens/s"] for each in found]
+    figures: Figures = {}
+    for name, value in found[0].items():
+        every = [each[name] for each in found]
+        figures[name] = max(every) if isinstance(value, int) else statistics.fmean(every)
+        if name == "tokens/s":
+            figures["spread"] = max(rates) / min(rates)
+    return figures
 
 
 def searched(measured: Callable[[int], Figures], one: Case) -> Figures:
@@ -145,14 +162,14 @@ def searched(measured: Callable[[int], Figures], one: Case) -> Figures:
     return at(here)
 
 
-def measure(one: Case, rollout_devices: int | None) -> Figures:
+def measure(one: Case, rollout_devices: int | None, seed: int = 0) -> Figures:
     """Simulate one split; None: all devices alternate."""
-    config = configure(one, rollout_devices)
+    config = configure(one, rollout_devices, seed)
     result = simulate(config, workload(config, None), uncounted=one.uncounted)
     return figures_of(result, one, rollout_devices or one.devices)
 
 
-def configure(one: Case, rollout_devices: int | None) -> Config:
+def configure(one: Case, rollout_devices: int | None, seed: int = 0) -> Config:
     """Recipe `cluster` with the case's settings, on this split."""
     return read_config(
         "cluster",
@@ -160,6 +177,7 @@ def configure(one: Case, rollout_devices: int | None) -> Config:
             "rollout.num_instances": str((rollout_devices or one.devices) // one.per_instance),
             "learner.num_ranks": str(one.devices - (rollout_devices or 0)),
             "simulation.colocated": "false" if rollout_devices else "true",
+            "run.seed": str(seed),
             **dict(one.settings),
         },
     )
@@ -213,4 +231,4 @@ def judged(
 
 
 def notes(steps: int, more: str = "") -> str:
-    return NOTES.format(steps=steps, skipped=SKIPPED, more=more)
+    return NOTES.format(steps=steps, skipped=SKIPPED, seeds=SEEDS, more=more)

@@ -297,11 +297,16 @@ class ContinuousBatch:
         else:
             self._recompute_all()
 
-    def begin(self, now: float) -> DecodeSpan | None:
-        """Admit waiting responses that fit, and return the next decode span; None: nothing runs."""
+    def begin(self, now: float, version: Version) -> DecodeSpan | None:
+        """Admit waiting responses that fit, and return the next decode span, under `version`;
+        None: nothing runs."""
         if not self._make_room():
             self._admit()
         self._forget_kept(self._room)
+        if self._prefilling:
+            waiting = self._share_prompts()
+            self._decode_ready(version)
+            self._plan_chunks(waiting)
         return self._next_decode_span(now) if self.running else None
 
     def end(self, iterations: int, version: Version) -> list[Response]:
@@ -361,15 +366,13 @@ class ContinuousBatch:
         self.tally.accepted += (growth - num_decoding) * iterations
 
     def _next_decode_span(self, now: float) -> DecodeSpan:
-        cost, prefilled = self.hardware.cost, 0
-        if self._prefilling:
-            prefilled = self._plan_chunks()
+        cost = self.hardware.cost
         choice = self._choose()
         rows = self._num_decoding + self._drafted
         seconds = cost.iteration(rows, self._cached) + choice.searching
         growth = choice.generated
-        if self._prefilling:
-            more = cost.prefill_token * prefilled
+        if self.chunks:
+            more = cost.prefill_token * sum(tokens for _, tokens in self.chunks)
             self.tally.prefilled += more
             return DecodeSpan(now, seconds + more, 0.0, 1)
         left = self._room - sum(choice.drafted)  # beside what the next iteration puts in
@@ -439,10 +442,25 @@ class ContinuousBatch:
             self._prefilling.append(admitted)
             self._owed += admitted.todo
 
-    def _plan_chunks(self) -> int:
-        """Choose what the next iteration prefills; return how many tokens."""
+    def _decode_ready(self, version: Version) -> None:
+        """Let those decode that have nothing but their newest token to process: that is no prefill,
+        and may have a draft."""
+        for admitted in self._prefilling:
+            if admitted.todo == 1:
+                self._owed -= 1
+                self._decode(admitted, version)
+        self._prefilling = [admitted for admitted in self._prefilling if admitted.todo]
+
+    def _decode(self, admitted: Admitted, version: Version, sampled: int = 0) -> None:
+        """Let it decode under `version`; `sampled` tokens come from the iteration that ends."""
+        response, admitted.todo = admitted.response, 0
+        response.continue_under(version)
+        remaining = response.length - response.generated - sampled
+        self._decode_batches[response.draft_class].enter(admitted, remaining)
+
+    def _plan_chunks(self, waiting: frozenset[Admitted]) -> None:
+        """Choose what the next iteration prefills, without those that wait for a prompt."""
         budget = self.hardware.max_prefill_tokens
-        waiting = self._share_prompts()
         self.chunks = []
         for admitted in self._prefilling:
             if not budget:
@@ -451,7 +469,6 @@ class ContinuousBatch:
                 num_new = min(admitted.todo, budget)
                 self.chunks.append((admitted, num_new))
                 budget -= num_new
-        return self.hardware.max_prefill_tokens - budget
 
     def _share_prompts(self) -> frozenset[Admitted]:
         """Copy prompts that the cache has from group members; return responses that wait for one.
@@ -491,16 +508,14 @@ class ContinuousBatch:
             admitted.untouched = False
             self._owed -= num_new
             self._cached += num_new
-            if response.oldest_version is None:
+            if not response.generated:
                 self.tally.prompt_tokens += num_new
             else:
                 self.tally.recomputed += num_new
             if not admitted.todo:
                 completed = True
                 self.tally.tokens_generated += 1
-                response.continue_under(version)
-                remaining = response.length - response.generated - 1
-                self._decode_batches[response.draft_class].enter(admitted, remaining)
+                self._decode(admitted, version, sampled=1)
         self.chunks = []
         if completed:
             self._prefilling = [admitted for admitted in self._prefilling if admitted.todo]

@@ -176,7 +176,7 @@ class SimulatedInstance:
     # -- iterations --------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        self._decode_span = self._batch.begin(now)
+        self._decode_span = self._batch.begin(now, self.version)
         self._since = now
         self.next = inf if self._decode_span is None else self._decode_span.end
         if self._row is not None:

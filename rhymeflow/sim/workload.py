@@ -278,9 +278,10 @@ def _recorded_decodes(
 ) -> dict[tuple[int, int], tuple[list[int], int, int]]:
     """Return by (group, member), from `first` on: the tokens that each of its decodes made, and the
     iterations and drafted tokens of them all. A decode begins where something had to be prefilled.
-    That iteration, which makes a token without a draft, is left out, but for the response's first:
-    most members of a group find their prompt in the cache, and draft at once."""
+    That iteration, which makes a token without a draft, is left out. Of the members of a group that
+    begin on the same instance, all but one find the prompt in its cache, and draft at once."""
     found: dict[tuple[int, int], tuple[list[int], int, int]] = {}
+    with_prompt: set[tuple[int, str]] = set()
     last: tuple[object, ...] = ()
     for group, member, start, length, version, instance, steps, drafted in reader.query(
         "SELECT group_id, member, start, length, version, instance, steps, drafted FROM spans"
@@ -289,7 +290,13 @@ def _recorded_decodes(
     ):
         tokens, all_steps, all_drafted = found.get((group, member), ([], 0, 0))
         under = 0 if keeps_cache else version
-        is_prefilled = bool(tokens) and last != (group, member, start, under, instance)
+        if tokens:
+            is_prefilled = last != (group, member, start, under, instance)
+        else:
+            # One iteration that drafted was no prefill: another member had the prompt before.
+            is_prefilled = (group, instance) not in with_prompt and not (steps == 1 and drafted)
+            if is_prefilled:
+                with_prompt.add((group, instance))
         if not tokens or is_prefilled:
             tokens.append(0)
         tokens[-1] += length - is_prefilled

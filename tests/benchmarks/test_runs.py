@@ -5,6 +5,7 @@ import argparse
 import json
 import random
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import msgspec
@@ -131,17 +132,36 @@ def test_the_higher_of_two_peaks_is_found():
     assert found["tokens/s"] == 22287, "of `bounded`, bound 1, 14B on 64 devices"
 
 
+def test_figures_are_means_of_seeds_at_the_split_of_the_first(monkeypatch):
+    def measure(_, rollout, seed=0):
+        rate = 100.0 - abs(rollout - 40) + 10 * seed if seed else 100.0 - abs(rollout - 24)
+        return {"rollout devices": rollout, "tokens/s": rate, "greatest staleness": seed}
+
+    monkeypatch.setattr(splits, "measure", measure)
+    one = splits.case(64, {**TINY, "schedule.cost_model": "qwen2.5-14b-h20"}, 6)
+    assert splits.best_split(one) == {
+        "rollout devices": 24, "tokens/s": 298 / 3, "spread": 104 / 94, "greatest staleness": 2,
+    }  # fmt: skip
+
+
 def test_equal_cases_are_run_once_and_figures_are_the_simulations():
     one = splits.case(8, TINY, 6, uncounted=2)
     again = splits.case(8, dict(reversed(TINY.items())), 6, uncounted=2)
     found = splits.best({"a": one, "b": again}, jobs=1)
     assert found["a"] is found["b"]
     rollout = found["a"]["rollout devices"]
-    config = splits.configure(one, rollout)
-    result = simulate(config, workload(config, None), uncounted=2)
-    assert found["a"]["tokens/s"] == result.throughput
-    assert found["a"]["idle in rollout"] == pytest.approx(result.idle_rollout)
-    idle = rollout * result.idle_rollout + (8 - rollout) * result.idle_learner
+    results = []
+    for seed in range(3):
+        config = splits.configure(one, rollout, seed)
+        results.append(simulate(config, workload(config, None), uncounted=2))
+    rates, idle_rollout, idle_learner = (
+        [getattr(each, name) for each in results]
+        for name in ("throughput", "idle_rollout", "idle_learner")
+    )
+    assert found["a"]["tokens/s"] == pytest.approx(fmean(rates))
+    assert found["a"]["spread"] == pytest.approx(max(rates) / min(rates))
+    assert found["a"]["idle in rollout"] == pytest.approx(fmean(idle_rollout))
+    idle = rollout * fmean(idle_rollout) + (8 - rollout) * fmean(idle_learner)
     assert found["a"]["idle devices"] == pytest.approx(idle / 8)
 
 

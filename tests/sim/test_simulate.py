@@ -367,16 +367,17 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
 
 def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: Path) -> None:
     """Member 1 of group 3: 5 and 98 tokens under one version, in 3 and 49 iterations with as many
-    drafted as made; with member 0 the weights change after 5, and what follows is prefilled."""
+    drafted as made. Member 0 had to prefill the prompt, from which member 1 drafts at once; with it
+    the weights change after 5, and what follows is prefilled."""
     run_dir = made(tmp_path / "run")
     config = a_config(tmp_path, rollout__max_completion_length=500)
     recorded = RecordedWorkload(run_dir, config)
     assert recorded.response(3, 0, 1).acceptance == rate_of([103], 3 + 49, 103)
     first = recorded.response(4, 0, 0)
-    assert first.acceptance == rate_of([5, 8], 3 + 5 - 1, 14)
+    assert first.acceptance == rate_of([4, 8], 3 - 1 + 5 - 1, 14)
     kept = build_config({"rollout.kv_cache_on_pull": "keep"}, base=config, where="test")
     first = RecordedWorkload(run_dir, kept).response(4, 0, 0)
-    assert first.acceptance == rate_of([14], 3 + 5, 14)
+    assert first.acceptance == rate_of([13], 3 - 1 + 5, 14)
     with closing(TrajectoryReader(run_dir / "events.db")) as reader:
         lengths = [length for (length,) in reader.query(
             "SELECT length FROM trajectories JOIN groups USING (group_id) WHERE suite IS NULL"
