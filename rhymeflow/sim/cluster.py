@@ -210,7 +210,7 @@ class Cluster:
         prompt = self.audit.groups[trajectory.group].prompt
         spec = self.workload.response(prompt.row, prompt.epoch, trajectory.member)
         response = Response(trajectory, prompt.tokens, spec.length, spec.reward, spec.observations)
-        response.draft_class = self.hardware.drafts.class_of(spec.acceptance)
+        response.draft_classes = [self.hardware.drafts.class_of(each) for each in spec.acceptance]
         response.ending = spec.ending
         response.routed_version = version
         self.audit.admit(response)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from math import floor, inf, log
-from operator import mul
+from functools import lru_cache
+from math import ceil, floor, inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -185,36 +184,33 @@ def _tokens_of(rate: float, drafted: int) -> float:
     return sum(rate**depth for depth in range(drafted + 1))
 
 
-_TABULATED = 256  # tokens; beyond, each takes as many iterations as the last of these
-
-
 def rate_of(decoded: Sequence[int], steps: int, drafted: int) -> float:
-    """Return the acceptance, between those of `RATES`, at which as many decodes as `decoded` has,
-    of so many tokens each, take `steps` iterations in the mean, which verify `drafted` tokens."""
-    fewer = [-_steps(rate, decoded, drafted / steps) for rate in RATES]
-    return float(np.interp(-steps, fewer, RATES))
+    """Return the acceptance, between those of `RATES`, with which decodes of so many tokens take
+    `steps` iterations together, each with its part of the `drafted` tokens. In the simulator a
+    decode takes its tokens over the gain of an iteration, rounded up; of the gains that would do,
+    the one in the middle counts."""
+    if not drafted:  # nothing was worth a draft, or it was over before
+        return RATES[0]
+    each = drafted / steps
+
+    def least(most: int) -> float:
+        """The least gain with which they take at most `most` iterations."""
+        low, high = 1.0, float(max(decoded))
+        if sum(min(n, 1) for n in decoded) > most:
+            return 1 + each
+        while high - low > 1e-3 * low:
+            gain = sqrt(low * high)
+            if sum(ceil(n / gain) for n in decoded) <= most:
+                high = gain
+            else:
+                low = gain
+        return high
+
+    gain = sqrt(least(steps) * least(steps - 1))
+    return float(np.interp(gain, [_gain_of(rate, each) for rate in RATES], RATES))
 
 
-def _steps(rate: float, decoded: Sequence[int], drafted: float) -> float:
-    """Return the iterations that all these decodes take, in the mean."""
+def _gain_of(rate: float, drafted: float) -> float:
+    """Return the tokens of an iteration with so many drafted, in the mean, which may be a mean."""
     whole, part = divmod(drafted, 1)
-    low, high = _table(rate, int(whole)), _table(rate, int(whole) + 1)
-    return sum((1 - part) * _at(low, n) + part * _at(high, n) for n in decoded)
-
-
-def _at(table: list[float], tokens: int) -> float:
-    beyond = max(tokens - _TABULATED, 0)
-    return table[tokens - beyond] + beyond * (table[-1] - table[-2])
-
-
-@cache
-def _table(rate: float, drafted: int) -> list[float]:
-    """Return the iterations that n tokens take in the mean, by n from 0, with `drafted` tokens
-    drafted in each: an iteration makes k + 1 of them if k are accepted, and no more than are left.
-    """
-    chances = [rate**k * (1 - rate) for k in range(drafted)] + [rate**drafted]
-    table = [0.0]
-    for tokens in range(1, _TABULATED + 1):
-        left = [table[max(tokens - k, 0)] for k in range(1, drafted + 2)]
-        table.append(1 + sum(map(mul, chances, left)))
-    return table
+    return _tokens_of(rate, int(whole)) + part * rate ** (whole + 1)

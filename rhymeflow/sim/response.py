@@ -26,7 +26,7 @@ class Response:
     sampled_length: int  # tokens that the policy will generate, at least 1
     reward: float = 0.0
     observations: Sequence[Observation] = ()
-    draft_class: int = 0  # see `Drafts.class_of`
+    draft_classes: Sequence[int] = (0,)  # by turn, see `Drafts.class_of`; others have the last's
     ending: float = 0.0  # seconds from its last token until its environment has ended the episode
     is_complete: bool = False  # finished, or finished early
     turn: int = 0  # turns whose observations have come
@@ -61,6 +61,11 @@ class Response:
     def sampled(self) -> int:
         """Tokens that the policy generated."""
         return self.generated - sum(each.tokens for each in self.observations[: self.turn])
+
+    @property
+    def draft_class(self) -> int:
+        """The class of the policy's turn."""
+        return self.draft_classes[min(self.turn, len(self.draft_classes) - 1)]
 
     @property
     def is_last_turn(self) -> bool:

@@ -6,7 +6,7 @@ It depends only on (seed, prompt, epoch, member), so all schedules are compared 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, log, log1p, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean
@@ -115,7 +115,7 @@ class ResponseSpec(NamedTuple):
     length: int  # tokens that the policy will generate
     reward: float
     observations: list[Observation]  # from its environment; empty without one
-    acceptance: float = 0.0  # of its drafted tokens
+    acceptance: Sequence[float] = (0.0,)  # of drafted tokens, by turn; others have the last's
     ending: float = 0.0  # seconds that its environment took to end the episode
 
 
@@ -153,7 +153,7 @@ class Synthetic:
         length = self._lengths.at(score)
         observations = self._observations(row, epoch, member, length)
         rate = expected_rate(self._acceptance, length / self._lengths.mean, is_known=epoch > 0)
-        return ResponseSpec(length, self._reward(row, epoch, member), observations, rate)
+        return ResponseSpec(length, self._reward(row, epoch, member), observations, (rate,))
 
     def _reward(self, row: int, epoch: int, member: int) -> float:
         chance = uniform(self._seed, b"chance", row)
@@ -233,15 +233,14 @@ class RecordedWorkload:
             observations = all_observations.get((group, member), [])
             sampled = min(length - sum(each.tokens for each in observations), longest)
             observations = [each for each in observations if each.after < sampled]
-            tokens, steps, drafted = decodes.get((group, member), ([], 0, 0))
-            if drafted:
-                rate = rate_of(tokens, steps, drafted)
+            turns = decodes.get((group, member), [])
+            if any(turn.drafted for turn in turns):
+                acceptance = [rate_of(*turn) for turn in turns]
             else:
-                relative = length / mean_length
-                acceptance = config.simulation.acceptance
-                rate = expected_rate(acceptance, relative, is_known=epoch > 0)
+                relative, configured = length / mean_length, config.simulation.acceptance
+                acceptance = [expected_rate(configured, relative, is_known=epoch > 0)]
             ending = endings.get((group, member), 0.0)
-            response = ResponseSpec(sampled, reward, observations, rate, ending)
+            response = ResponseSpec(sampled, reward, observations, acceptance, ending)
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
@@ -273,35 +272,49 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
     return min((group for (group,) in rows), default=0)
 
 
+class _Turn(NamedTuple):
+    """The iterations of a turn that draft; a decode begins where something had to be prefilled."""
+
+    tokens: list[int]  # that each of its decodes made
+    steps: int  # iterations of them all
+    drafted: int  # tokens
+
+
 def _recorded_decodes(
     reader: TrajectoryReader, first: int, *, keeps_cache: bool
-) -> dict[tuple[int, int], tuple[list[int], int, int]]:
-    """Return by (group, member), from `first` on: the tokens that each of its decodes made, and the
-    iterations and drafted tokens of them all. A decode begins where something had to be prefilled.
-    That iteration, which makes a token without a draft, is left out. Of the members of a group that
-    begin on the same instance, all but one find the prompt in its cache, and draft at once."""
-    found: dict[tuple[int, int], tuple[list[int], int, int]] = {}
+) -> dict[tuple[int, int], list[_Turn]]:
+    """Return the turns by (group, member), from `first` on.
+
+    The iteration that prefills makes a token without a draft, and is left out. Of the members of a
+    group that begin on the same instance, all but one find the prompt in its cache, and draft at
+    once."""
+    found: dict[tuple[int, int], list[_Turn]] = {}
     with_prompt: set[tuple[int, str]] = set()
     last: tuple[object, ...] = ()
+    end = 0
     for group, member, start, length, version, instance, steps, drafted in reader.query(
         "SELECT group_id, member, start, length, version, instance, steps, drafted FROM spans"
         " WHERE group_id >= ? ORDER BY 1, 2, 3",
         first,
     ):
-        tokens, all_steps, all_drafted = found.get((group, member), ([], 0, 0))
+        turns = found.setdefault((group, member), [])
         under = 0 if keeps_cache else version
-        if tokens:
+        if turns:
             is_prefilled = last != (group, member, start, under, instance)
         else:
             # One iteration that drafted was no prefill: another member had the prompt before.
             is_prefilled = (group, instance) not in with_prompt and not (steps == 1 and drafted)
             if is_prefilled:
                 with_prompt.add((group, instance))
+        if not turns or start != end:
+            turns.append(_Turn([], 0, 0))
+        tokens, all_steps, all_drafted = turns[-1]
         if not tokens or is_prefilled:
             tokens.append(0)
         tokens[-1] += length - is_prefilled
-        found[group, member] = tokens, all_steps + steps - is_prefilled, all_drafted + drafted
-        last = group, member, start + length, under, instance
+        turns[-1] = _Turn(tokens, all_steps + steps - is_prefilled, all_drafted + drafted)
+        end = start + length
+        last = group, member, end, under, instance
     return found
 
 

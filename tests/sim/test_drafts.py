@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
-from math import inf
+from math import ceil, inf, sqrt
 from random import Random
 from statistics import fmean
 
@@ -84,7 +84,7 @@ def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens):
     drafts = choosing(replace(COST, k1=1e-5), 4)
     exact = choosing(replace(COST, k1=0.0, k4=COST.k4 + 1e-5 * kv_tokens), 4)
     ours = rate(drafts, counts, kv_tokens)
-    assert ours >= rate(exact, counts, 0) * (1 - BAND / 10)
+    assert ours >= rate(exact, counts, 0) * (1 - BAND / 5)
     until = drafts.choose(counts, kv_tokens, ENOUGH).until
     assert until > kv_tokens
     assert drafts.choose(counts, min(until - 2 * ROUNDING, 1e9), ENOUGH).until == until
@@ -138,32 +138,37 @@ def decoded(rate: float, drafted: int, length: int, random: Random) -> tuple[int
     return steps, looked_at
 
 
+def taken(rate: float, drafted: float, lengths: list[int]) -> int:
+    """Iterations of the simulator, where each makes as many tokens as there are in the mean."""
+    whole, part = divmod(drafted, 1)
+    gain = generated(rate, int(whole)) + part * rate ** (whole + 1)
+    return sum(ceil(length / gain) for length in lengths)
+
+
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.77, 0.95])
-@pytest.mark.parametrize("drafted", [1, 4, 16])
-@pytest.mark.parametrize("lengths", [(1, 6), (60, 400)], ids=["turns", "responses"])
-def test_the_rate_of_decodes_is_that_with_which_they_take_as_many_iterations(
-    rate, drafted, lengths
-):
+@pytest.mark.parametrize(
+    ("drafted", "lengths"), [(16, (1, 6)), (1, (60, 400)), (4, (60, 400)), (16, (60, 400))]
+)
+def test_decodes_take_as_many_iterations_as_in_the_run(rate, drafted, lengths):
     """Short turns too, of which most drafts are longer than what is left."""
     random = Random(5)
-    made = [random.randint(*lengths) for _ in range(4000 if lengths[1] < 10 else 400)]
-    steps = sum(decoded(rate, drafted, length, random)[0] for length in made)
-    assert rate_of(made, steps, steps * drafted) == pytest.approx(rate, abs=0.02)
+    made = [[random.randint(*lengths) for _ in range(random.randint(1, 3))] for _ in range(300)]
+    steps = [sum(decoded(rate, drafted, length, random)[0] for length in each) for each in made]
+    rates = [rate_of(each, n, n * drafted) for each, n in zip(made, steps, strict=True)]
+    found = [taken(own, drafted, each) for own, each in zip(rates, made, strict=True)]
+    assert sum(found) == pytest.approx(sum(steps), rel=0.05)
+    if lengths == (60, 400):
+        assert fmean(rates) == pytest.approx(rate, abs=0.03)
 
 
-def test_the_last_draft_of_a_response_may_be_cut_at_its_end():
-    random, drafted, rates = Random(5), 8, []
-    for _ in range(400):
-        length = random.randint(20, 80)
-        rates.append(rate_of([length], *decoded(0.8, drafted, length, random)))
-    assert fmean(rates) == pytest.approx(0.8, abs=0.03)
-
-
-def test_of_drafts_of_several_lengths_the_mean_counts():
-    random, lengths = Random(7), [200] * 100
-    halves = [decoded(0.8, size, 200, random)[0] for size in [3] * 50 + [4] * 50]
-    assert rate_of(lengths, sum(halves), round(3.5 * sum(halves))) == pytest.approx(0.8, abs=0.02)
-    assert rate_of([40], 40, 12) == RATES[0]
+def test_the_acceptance_is_amid_those_that_would_do():
+    assert taken(rate_of([3, 3], 4, 8), 2, [3, 3]) == 4
+    assert 1 + sum(rate_of([3, 3], 4, 8) ** n for n in (1, 2)) == pytest.approx(
+        sqrt(1.5 * 3), abs=0.06
+    )
+    assert rate_of([3], 1, 3) > 0.85, "a gain between 3 and 4, the most there is"
+    assert rate_of([200] * 10, 760, 3.5 * 760) == pytest.approx(0.7, abs=0.02)
+    assert rate_of([40], 40, 12) == rate_of([1], 1, 0) == RATES[0]
     assert rate_of([50], 40, 10) == RATES[-1]
 
 

@@ -108,7 +108,7 @@ def ran(drawn, *, one_by_one: bool = False):
     responses = {}
     for t, n in lengths.items():
         known = int(hardware.drafts.max_draft > 0 and t.group % 2 == 1)
-        responses[t] = Response(t, prompts[t.group], n, draft_class=known, routed_version=0)
+        responses[t] = Response(t, prompts[t.group], n, draft_classes=(known,), routed_version=0)
     with pytest.MonkeyPatch.context() as patch:
         if one_by_one:
             whole = ContinuousBatch._next_decode_span

@@ -24,13 +24,14 @@ from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
 from rhymeflow.sim.drafts import RATES, expected_rate, rate_of
-from rhymeflow.sim.response import Observation
+from rhymeflow.sim.response import Observation, Response
 from rhymeflow.sim.result import SimulationResult, quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import RecordedWorkload, ResponseSpec, SimulatedPrompt, workload
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import made, stored
+from tests.store.stores import finished, group, segment
 
 PROFILE = Profile(
     name="round numbers", description="d", source="s", k1=1e-6, k2=1e-3, k3=1e-3, c=0.0, k4=1e-3,
@@ -177,7 +178,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     repeated = Constant(
         prompt=lambda number: SimulatedPrompt(number % 2, number // 2, PROMPT),
         response=lambda row, epoch, member: ResponseSpec(
-            LENGTH, float(member), [], known if epoch else new
+            LENGTH, float(member), [], [known if epoch else new]
         ),
     )
     found = run(config, repeated)
@@ -372,19 +373,38 @@ def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: 
     run_dir = made(tmp_path / "run")
     config = a_config(tmp_path, rollout__max_completion_length=500)
     recorded = RecordedWorkload(run_dir, config)
-    assert recorded.response(3, 0, 1).acceptance == rate_of([103], 3 + 49, 103)
+    assert recorded.response(3, 0, 1).acceptance == [rate_of([103], 3 + 49, 103)]
     first = recorded.response(4, 0, 0)
-    assert first.acceptance == rate_of([4, 8], 3 - 1 + 5 - 1, 14)
+    assert first.acceptance == [rate_of([4, 8], 3 - 1 + 5 - 1, 14)]
     kept = build_config({"rollout.kv_cache_on_pull": "keep"}, base=config, where="test")
     first = RecordedWorkload(run_dir, kept).response(4, 0, 0)
-    assert first.acceptance == rate_of([13], 3 - 1 + 5, 14)
+    assert first.acceptance == [rate_of([13], 3 - 1 + 5, 14)]
     with closing(TrajectoryReader(run_dir / "events.db")) as reader:
         lengths = [length for (length,) in reader.query(
             "SELECT length FROM trajectories JOIN groups USING (group_id) WHERE suite IS NULL"
             " AND reward IS NOT NULL AND length > 0"
         )]  # fmt: skip
     undrafted = recorded.response(0, 0, 1)
-    assert undrafted.acceptance == expected_rate(0.7, 100 / fmean(lengths), is_known=False)
+    assert undrafted.acceptance == [expected_rate(0.7, 100 / fmean(lengths), is_known=False)]
+
+
+def test_each_turn_of_a_recorded_response_has_an_acceptance_of_its_own(tmp_path: Path) -> None:
+    """After its prompt and each answer there is a prefill, which makes a token without a draft."""
+    run_dir, which = made(tmp_path / "run"), TrajectoryId(100, 0)
+    with stored(run_dir) as store:
+        group(store, which.group)
+        segment(store, which, 6, steps=2, drafted=9)
+        segment(store, which, 5, start=10, steps=5, drafted=8)
+        segment(store, which, 4, start=20, steps=4)
+        finished(store, which, 24, 1.0)
+        store.commit()
+    config = a_config(tmp_path, rollout__max_completion_length=500)
+    rates = [rate_of([5], 1, 9), rate_of([4], 4, 8), RATES[0]]
+    assert rates[0] > 0.8 > 0.3 > rates[1]
+    assert RecordedWorkload(run_dir, config).response(100, 0, 0).acceptance == rates
+    response = Response(which, 5, 24, draft_classes=(8, 1))
+    for response.turn, draft_class in enumerate((8, 1, 1)):
+        assert response.draft_class == draft_class
 
 
 def test_answers_as_a_run_recorded_them(tmp_path: Path) -> None:
