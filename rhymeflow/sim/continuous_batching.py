@@ -197,6 +197,8 @@ class ContinuousBatch:
         self.chunks: list[tuple[Admitted, int]] = []
         """(response, tokens) to prefill in the current decode span, which then is one iteration."""
         self._prefilling: list[Admitted] = []  # running responses that do not decode yet
+        self._joined: list[Admitted] = []  # those that decode without a prefill, from now on
+        self._version: Version = 0  # under which the current decode span generates
         self._decode_batches = [DecodeBatch() for _ in hardware.drafts.acceptance]  # by class
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
         """Cached tokens of trajectories that wait for environments, longest waiting first."""
@@ -303,9 +305,10 @@ class ContinuousBatch:
         if not self._make_room():
             self._admit()
         self._forget_kept(self._room)
+        self._version = version
         if self._prefilling:
             waiting = self._share_prompts()
-            self._decode_ready(version)
+            self._decode_ready()
             self._plan_chunks(waiting)
         return self._next_decode_span(now) if self.running else None
 
@@ -354,6 +357,12 @@ class ContinuousBatch:
 
     def _pass(self, iterations: int) -> None:
         """Advance clocks, cache and tally by `iterations`."""
+        for (
+            admitted
+        ) in self._joined:  # not when they were planned: a span can be cut before it begins
+            if not admitted.gone:
+                admitted.response.continue_under(self._version)
+        self._joined = []
         growth, num_decoding = self._choice.generated, self._num_decoding
         self._clock += self._tokens_per_iteration * iterations
         self._cached += growth * iterations
@@ -442,19 +451,22 @@ class ContinuousBatch:
             self._prefilling.append(admitted)
             self._owed += admitted.todo
 
-    def _decode_ready(self, version: Version) -> None:
+    def _decode_ready(self) -> None:
         """Let those decode that have nothing but their newest token to process: that is no prefill,
-        and may have a draft."""
+        and may have a draft. A turn without tokens, as an agent's first, is over with its prefill.
+        """
         for admitted in self._prefilling:
-            if admitted.todo == 1:
+            response = admitted.response
+            if admitted.todo == 1 and response.generated < response.length:
+                admitted.todo = 0
                 self._owed -= 1
-                self._decode(admitted, version)
+                self._joined.append(admitted)
+                self._decode(admitted)
         self._prefilling = [admitted for admitted in self._prefilling if admitted.todo]
 
-    def _decode(self, admitted: Admitted, version: Version, sampled: int = 0) -> None:
-        """Let it decode under `version`; `sampled` tokens come from the iteration that ends."""
-        response, admitted.todo = admitted.response, 0
-        response.continue_under(version)
+    def _decode(self, admitted: Admitted, sampled: int = 0) -> None:
+        """Let it decode; `sampled` tokens come from the iteration that ends."""
+        response = admitted.response
         remaining = response.length - response.generated - sampled
         self._decode_batches[response.draft_class].enter(admitted, remaining)
 
@@ -515,7 +527,8 @@ class ContinuousBatch:
             if not admitted.todo:
                 completed = True
                 self.tally.tokens_generated += 1
-                self._decode(admitted, version, sampled=1)
+                response.continue_under(version)
+                self._decode(admitted, sampled=1)
         self.chunks = []
         if completed:
             self._prefilling = [admitted for admitted in self._prefilling if admitted.todo]

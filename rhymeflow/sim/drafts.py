@@ -1,9 +1,9 @@
 """Drafts in the simulator: tokens drafted for each class, and tokens generated per iteration.
 
-A node at depth k of a draft is estimated to be reached with probability e^k, so the likeliest nodes
-are drafted first. Generated tokens are concave in the number of drafted tokens and seconds are
-convex, so their ratio rises, then falls: only ends of levels and the cost model's corner need to be
-compared."""
+A drafter that assumes an acceptance a expects to reach a node at depth k with probability a^k, so
+the likeliest nodes are drafted first. Generated tokens are concave in the number of drafted tokens
+and seconds are convex, so their ratio rises, then falls: only ends of levels and the cost model's
+corner need to be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 from rhymeflow.core.cost import CostModel
 
 RATES = (0.2, 0.394, 0.541, 0.652, 0.738, 0.805, 0.861, 0.907, 0.949, 0.986)
-"""Acceptance of the classes of responses. A response is in the one nearest to its own rate, so that
+"""Acceptance of the classes of responses. A turn is in the one nearest to its own rate, so that
 responses of one class advance together: with 16 drafted tokens each makes 1.32 times as many tokens
 in an iteration as the one before, so that those of a response are off by 15% at most."""
 ROUNDING = 1e-6  # tokens; upper bound of the error of sums of fractions
@@ -69,8 +69,8 @@ class Drafts:
         return min(places, key=lambda index: abs(self._log_tokens[index] - own))
 
     def choose(self, counts: Counts, kv_tokens: float, room: int) -> Choice:
-        """Choose the drafts that are estimated to generate most tokens per second, of at most
-        `room` tokens."""
+        """Choose the drafts that are expected to generate most tokens per second, of at most `room`
+        tokens."""
         # A cache exactly at an edge is beyond it, however its sum of fractions was rounded.
         choice = self._chosen(counts, bisect_right(self._edges, kv_tokens + ROUNDING))
         if sum(choice.drafted) <= room:
@@ -113,9 +113,9 @@ class Drafts:
         return best_size
 
     def _likeliest_first(self) -> list[tuple[float, int]]:
-        """Return (estimated probability of a node, class) of the levels of all classes' drafts."""
+        """Return (assumed probability of a node, class) of the levels of all classes' drafts."""
         nodes = [
-            (-(estimated(rate) ** depth), index, depth)
+            (-(assumed(rate) ** depth), index, depth)
             for index, rate in enumerate(self.acceptance)
             for depth in range(1, self.max_draft + 1)
         ]
@@ -141,10 +141,10 @@ class Drafts:
         return Choice(tuple(gains), tuple(drafted), generated, searching, until)
 
 
-def estimated(rate: float) -> float:
-    """Return what a drafter takes for the acceptance of a response with this one. It is not told
-    which responses leave what was said before; where few of its tokens are accepted, it still
-    drafts nearly as many (fitted to runs, docs/simulator.md)."""
+def assumed(rate: float) -> float:
+    """Return the acceptance that a drafter assumes for a response whose true acceptance is `rate`.
+    It is not told which responses leave what was said before, and so drafts more than is best where
+    little is accepted (fitted to runs, docs/simulator.md)."""
     return max(rate, 0.3 + 0.65 * rate)
 
 
@@ -179,25 +179,26 @@ def expected_rate(acceptance: float, relative_length: float, *, is_known: bool) 
     return float(odds / (1 + odds))
 
 
-def _tokens_of(rate: float, drafted: int) -> float:
-    """Return the tokens of an iteration with so many drafted, in the mean."""
-    return sum(rate**depth for depth in range(drafted + 1))
+def _tokens_of(rate: float, drafted: float) -> float:
+    """Return the tokens of an iteration with so many drafted, in the mean of iterations."""
+    whole, part = divmod(drafted, 1)
+    return sum(rate**depth for depth in range(int(whole) + 1)) + part * rate ** (whole + 1)
 
 
 def rate_of(decoded: Sequence[int], steps: int, drafted: int) -> float:
     """Return the acceptance, between those of `RATES`, with which decodes of so many tokens take
-    `steps` iterations together, each with its part of the `drafted` tokens. In the simulator a
-    decode takes its tokens over the gain of an iteration, rounded up; of the gains that would do,
-    the one in the middle counts."""
-    if not drafted:  # nothing was worth a draft, or it was over before
+    `steps` iterations together, each with its part of the `drafted` tokens; the least if nothing
+    was drafted. In the simulator a decode takes its tokens over the gain of an iteration, rounded
+    up; of the gains that would do, the one in the middle counts."""
+    if not drafted:
         return RATES[0]
     each = drafted / steps
 
     def least(most: int) -> float:
         """The least gain with which they take at most `most` iterations."""
-        low, high = 1.0, float(max(decoded))
         if sum(min(n, 1) for n in decoded) > most:
             return 1 + each
+        low, high = 1.0, float(max(decoded))
         while high - low > 1e-3 * low:
             gain = sqrt(low * high)
             if sum(ceil(n / gain) for n in decoded) <= most:
@@ -207,10 +208,4 @@ def rate_of(decoded: Sequence[int], steps: int, drafted: int) -> float:
         return high
 
     gain = sqrt(least(steps) * least(steps - 1))
-    return float(np.interp(gain, [_gain_of(rate, each) for rate in RATES], RATES))
-
-
-def _gain_of(rate: float, drafted: float) -> float:
-    """Return the tokens of an iteration with so many drafted, in the mean, which may be a mean."""
-    whole, part = divmod(drafted, 1)
-    return _tokens_of(rate, int(whole)) + part * rate ** (whole + 1)
+    return float(np.interp(gain, [_tokens_of(rate, each) for rate in RATES], RATES))

@@ -49,9 +49,6 @@ class Response:
         """Record that the next token is generated under `version`."""
         assert self.routed_version is not None
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
-        if not self.generated:  # an iteration that was planned may not have begun
-            self.oldest_version = None
-            self.parts.clear()
         if self.oldest_version is None or version < self.oldest_version:
             self.oldest_version = version
         if not self.parts or self.parts[-1][1] != version:

@@ -6,6 +6,7 @@ It depends only on (seed, prompt, epoch, member), so all schedules are compared 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import exp, log, log1p, sqrt
 from pathlib import Path
@@ -194,8 +195,8 @@ class RecordedWorkload:
     A response that the run did not finish, or never requested, is replaced by another one of its
     prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
     are left out. Environments answer as recorded, after the same time. The acceptance of drafts is
-    that of the response's own iterations, if it was drafted for, else as configured. The time of
-    rewards is left out.
+    that of each turn's own iterations, if the response was drafted for, else as configured. The
+    time of rewards is left out.
     Raises `UserError` if there is no run, or no response was finished in it.
     """
 
@@ -218,7 +219,7 @@ class RecordedWorkload:
             )
             all_observations, endings = _recorded_answers(reader)
             keeps_cache = config.rollout.kv_cache_on_pull == "keep"
-            decodes = _recorded_decodes(reader, first, keeps_cache=keeps_cache)
+            decodes = _recorded_decodes(reader, first, all_observations, keeps_cache=keeps_cache)
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
@@ -233,9 +234,10 @@ class RecordedWorkload:
             observations = all_observations.get((group, member), [])
             sampled = min(length - sum(each.tokens for each in observations), longest)
             observations = [each for each in observations if each.after < sampled]
-            turns = decodes.get((group, member), [])
-            if any(turn.drafted for turn in turns):
-                acceptance = [rate_of(*turn) for turn in turns]
+            turns = decodes.get((group, member), {})
+            if any(turn.drafted for turn in turns.values()):
+                numbers = range(max(turns) + 1)
+                acceptance = [rate_of(*turns.get(number, ([], 0, 0))) for number in numbers]
             else:
                 relative, configured = length / mean_length, config.simulation.acceptance
                 acceptance = [expected_rate(configured, relative, is_known=epoch > 0)]
@@ -272,53 +274,53 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
     return min((group for (group,) in rows), default=0)
 
 
-class _Turn(NamedTuple):
-    """The iterations of a turn that draft; a decode begins where something had to be prefilled."""
+_Observations = dict[tuple[int, int], list[Observation]]
 
-    tokens: list[int]  # that each of its decodes made
+
+class _Turn(NamedTuple):
+    """The iterations of a turn, but those that prefilled, which make one token without a draft."""
+
+    tokens: list[int]  # that each decode made; one begins where something had to be prefilled
     steps: int  # iterations of them all
     drafted: int  # tokens
 
 
 def _recorded_decodes(
-    reader: TrajectoryReader, first: int, *, keeps_cache: bool
-) -> dict[tuple[int, int], list[_Turn]]:
-    """Return the turns by (group, member), from `first` on.
-
-    The iteration that prefills makes a token without a draft, and is left out. Of the members of a
-    group that begin on the same instance, all but one find the prompt in its cache, and draft at
+    reader: TrajectoryReader, first: int, observations: _Observations, *, keeps_cache: bool
+) -> dict[tuple[int, int], dict[int, _Turn]]:
+    """Return the turns by (group, member), from `first` on, and by number. Of the members of a
+    group that begin on the same instance, the first prefills the prompt, and the others draft at
     once."""
-    found: dict[tuple[int, int], list[_Turn]] = {}
+    found: dict[tuple[int, int], dict[int, _Turn]] = {}
     with_prompt: set[tuple[int, str]] = set()
     last: tuple[object, ...] = ()
-    end = 0
+    sampled = 0  # by the policy, in this response
     for group, member, start, length, version, instance, steps, drafted in reader.query(
         "SELECT group_id, member, start, length, version, instance, steps, drafted FROM spans"
         " WHERE group_id >= ? ORDER BY 1, 2, 3",
         first,
     ):
-        turns = found.setdefault((group, member), [])
         under = 0 if keeps_cache else version
-        if turns:
-            is_prefilled = last != (group, member, start, under, instance)
+        is_first = (group, member) not in found
+        if is_first:
+            sampled, is_prefilled = 0, (group, instance) not in with_prompt
         else:
-            # One iteration that drafted was no prefill: another member had the prompt before.
-            is_prefilled = (group, instance) not in with_prompt and not (steps == 1 and drafted)
-            if is_prefilled:
-                with_prompt.add((group, instance))
-        if not turns or start != end:
-            turns.append(_Turn([], 0, 0))
-        tokens, all_steps, all_drafted = turns[-1]
+            is_prefilled = last != (group, member, start, under, instance)
+        # One iteration that drafted was no prefill: something else had put all into the cache.
+        is_prefilled = is_prefilled and not (steps == 1 and drafted)
+        if is_first and is_prefilled:
+            with_prompt.add((group, instance))
+        turns = found.setdefault((group, member), {})
+        ends = [each.after for each in observations.get((group, member), ())]
+        number = bisect_right(ends, sampled)
+        tokens, all_steps, all_drafted = turns.get(number, _Turn([], 0, 0))
         if not tokens or is_prefilled:
             tokens.append(0)
         tokens[-1] += length - is_prefilled
-        turns[-1] = _Turn(tokens, all_steps + steps - is_prefilled, all_drafted + drafted)
-        end = start + length
-        last = group, member, end, under, instance
+        turns[number] = _Turn(tokens, all_steps + steps - is_prefilled, all_drafted + drafted)
+        sampled += length
+        last = group, member, start + length, under, instance
     return found
-
-
-_Observations = dict[tuple[int, int], list[Observation]]
 
 
 def _recorded_answers(

@@ -287,12 +287,9 @@ def test_the_audit_finds(act, said):
 
 def test_a_response_never_goes_back_behind_its_version():
     response = Response(TrajectoryId(0, 0), 5, 3, routed_version=2)
-    response.continue_under(3)  # an iteration that is cut before it begins
-    response.continue_under(5)
-    assert (response.oldest_version, response.parts) == (5, [(0, 5)])
-    response.generated = 1
     response.continue_under(4)
-    assert (response.oldest_version, response.parts) == (4, [(0, 5), (1, 4)])
+    response.continue_under(3)
+    assert response.oldest_version == 3
     with pytest.raises(AssertionError, match="1 under 2"):
         response.continue_under(1)
 

@@ -16,7 +16,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan, Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.instance import SimulatedInstance
-from rhymeflow.sim.response import Response
+from rhymeflow.sim.response import Observation, Response
 
 COST = CostModel(
     k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,
@@ -183,6 +183,41 @@ def test_members_whose_prompt_is_in_the_cache_draft_at_once():
     assert instance.tally.decode_steps == 2 * 3 + 2
     assert (instance.tally.prompt_tokens, instance.tally.recomputed) == (10, 0)
     assert [response.parts for response in responses.values()] == [[(0, 0)]] * 3
+
+
+def test_a_turn_without_tokens_is_over_with_its_prefill():
+    """As the first turn of an agent; its prompt is in the cache of a member that decodes."""
+    observed = [Observation(0, 5, 1.0)]
+    one, other = TrajectoryId(0, 0), TrajectoryId(0, 1)
+    responses = {
+        one: Response(one, 10, 20, routed_version=0),
+        other: Response(other, 10, 5, observations=observed, routed_version=0),
+    }
+    routes = [(0.01 * n, Route("rollout-0", n, t, 0)) for n, t in enumerate(responses, start=1)]
+    _, reported, _ = run_fast(HARDWARE, routes, responses)
+    assert [event.trajectory for _, event in reported] == [other, one]
+
+
+def test_what_was_planned_and_cut_before_it_began_has_no_version():
+    """The member whose prompt is in the cache would begin under version 0, but a pull comes at that
+    moment."""
+    one, other = (Response(TrajectoryId(0, m), 10, 20, routed_version=0) for m in range(2))
+    published = [0]
+    instance = SimulatedInstance(
+        "rollout-0", replace(HARDWARE, keep_cache=True), version=0, now=0.0,
+        find={one.id: one, other.id: other}.__getitem__, published=lambda: published[0],
+    )  # fmt: skip
+    for number, response in enumerate((one, other), start=1):
+        instance.deliver(Route("rollout-0", number, response.id, 0), 0.0)
+    instance.advance(0.0)
+    prefilled = instance.next
+    instance.advance(prefilled)
+    published[0] = 1
+    instance.deliver(Pull("rollout-0", 3, 1), prefilled)
+    while instance.next < inf:
+        instance.advance(instance.next)
+    assert (one.parts, one.oldest_version) == ([(0, 0), (1, 1)], 0)
+    assert (other.parts, other.oldest_version) == ([(0, 1)], 1)
 
 
 def test_work_grows_with_trajectories_not_with_tokens():

@@ -389,22 +389,41 @@ def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: 
 
 
 def test_each_turn_of_a_recorded_response_has_an_acceptance_of_its_own(tmp_path: Path) -> None:
-    """After its prompt and each answer there is a prefill, which makes a token without a draft."""
+    """After its prompt and each answer there is a prefill, which makes a token without a draft, but
+    for a turn that one iteration with a draft made. The first turn is empty, as an agent's."""
     run_dir, which = made(tmp_path / "run"), TrajectoryId(100, 0)
+    segments = [(3, 6, 2, 9), (13, 5, 5, 8), (21, 4, 4, 0), (28, 3, 1, 5)]
+    answers = [(0, 3), (9, 13), (18, 21), (25, 28)]
     with stored(run_dir) as store:
         group(store, which.group)
-        segment(store, which, 6, steps=2, drafted=9)
-        segment(store, which, 5, start=10, steps=5, drafted=8)
-        segment(store, which, 4, start=20, steps=4)
-        finished(store, which, 24, 1.0)
+        for start, count, steps, drafted in segments:
+            segment(store, which, count, start=start, steps=steps, drafted=drafted)
+        finished(store, which, 31, 1.0)
+        for turn, (before, after) in enumerate(answers, start=1):
+            store.record(90.0, [TurnEnded(which, "rollout-0", turn, before)])
+            store.record(91.0, [Observed(which, turn, after, seconds=1.0)])
         store.commit()
     config = a_config(tmp_path, rollout__max_completion_length=500)
-    rates = [rate_of([5], 1, 9), rate_of([4], 4, 8), RATES[0]]
-    assert rates[0] > 0.8 > 0.3 > rates[1]
-    assert RecordedWorkload(run_dir, config).response(100, 0, 0).acceptance == rates
+    found = RecordedWorkload(run_dir, config).response(100, 0, 0)
+    assert [each.after for each in found.observations] == [0, 6, 11, 15]
+    rates = [RATES[0], rate_of([5], 1, 9), rate_of([4], 4, 8), RATES[0], rate_of([3], 1, 5)]
+    assert min(rates[1], rates[4]) > 0.8 > 0.3 > rates[2]
+    assert found.acceptance == rates
     response = Response(which, 5, 24, draft_classes=(8, 1))
     for response.turn, draft_class in enumerate((8, 1, 1)):
         assert response.draft_class == draft_class
+
+
+def test_a_simulated_run_can_be_the_workload_of_another(tmp_path: Path) -> None:
+    """Its responses have as many turns as before, and short ones, of one iteration with a draft."""
+    config = a_config(
+        tmp_path, drafting__window="cost", learner__max_steps=6,
+        rollout__max_completion_length=60, **TURNS,
+    )  # fmt: skip
+    first = simulate(config, output=tmp_path / "first")
+    again = simulate(config, output=tmp_path / "again", workload=tmp_path / "first")
+    assert again.mean_length == pytest.approx(first.mean_length, rel=0.05)
+    assert again.steps_per_second == pytest.approx(first.steps_per_second, rel=0.15)
 
 
 def test_answers_as_a_run_recorded_them(tmp_path: Path) -> None:
