@@ -382,7 +382,6 @@ class ContinuousBatch:
         growth = choice.generated
         if self.chunks:
             more = cost.prefill_token * sum(tokens for _, tokens in self.chunks)
-            self.tally.prefilled += more
             return DecodeSpan(now, seconds + more, 0.0, 1)
         left = self._room - sum(choice.drafted)  # beside what the next iteration puts in
         fit = 1 + int((left + ROUNDING) // growth)
@@ -520,6 +519,7 @@ class ContinuousBatch:
             admitted.untouched = False
             self._owed -= num_new
             self._cached += num_new
+            self.tally.prefilled += self.hardware.cost.prefill_token * num_new
             if not response.generated:
                 self.tally.prompt_tokens += num_new
             else:
