@@ -37,10 +37,10 @@ NOTES = (
     "Simulated, {steps} steps, of which the first {skipped} are not counted. Each figure is the "
     "mean of {seeds} seeds (`greatest staleness` the greatest), at the split (rollout devices of "
     "all) where the schedule is fastest with the first seed; `spread`: the greatest tokens/s of a "
-    "seed over the least. {more}`rollout share` is of "
-    "the time, and 1 unless rollout and training alternate; `idle rollout` is of all the time, "
-    "`idle in rollout` of rollout's share; `idle devices` do neither. `interrupted`: interruptions "
-    "per response; `wasted tokens`: share never trained on. Assumptions: benchmarks/README.md."
+    "seed over the least. {more}`rollout share` is of the time, and 1 unless rollout and training "
+    "alternate; `idle rollout` is of all the time, `idle in rollout` of rollout's share; `idle "
+    "devices` do neither. `interrupted`: interruptions per response; `wasted tokens`: share never "
+    "trained on. Assumptions: benchmarks/README.md."
 )
 
 
