@@ -25,7 +25,7 @@ ROOMS = {
 
 ELSEWHERE = 570  # lines of all other files at the first level together
 
-TOTALS = {"rhymeflow": 60_460, "tests": 47_828, "benchmarks": 8_757}
+TOTALS = {"rhymeflow": 60_460, "tests": 47_829, "benchmarks": 8_757}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -48,6 +48,7 @@ def run_fast(hardware, commands, responses):
         now = instance.next
         reported += [(now, event) for event in instance.advance(now)]
         events += 1
+        assert events < 100_000, f"at {now} it goes on and on"
         assert 0 <= instance.snapshot(now).kv_tokens <= hardware.kv_capacity
     assert not [*instance._batch.running, *instance._batch.waiting]
     assert instance.snapshot(now).kv_tokens == 0
