@@ -198,7 +198,6 @@ class ContinuousBatch:
         """(response, tokens) to prefill in the current decode span, which then is one iteration."""
         self._prefilling: list[Admitted] = []  # running responses that do not decode yet
         self._joined: list[Admitted] = []  # those that decode without a prefill, from now on
-        self._version: Version = 0  # under which the current decode span generates
         self._decode_batches = [DecodeBatch() for _ in hardware.drafts.acceptance]  # by class
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
         """Cached tokens of trajectories that wait for environments, longest waiting first."""
@@ -269,10 +268,10 @@ class ContinuousBatch:
                 admitted.update()
             admitted.response.store()
 
-    def lose(self, iterations: int, unstored: int) -> list[Response]:
+    def lose(self, iterations: int, unstored: int, version: Version) -> list[Response]:
         """Lose all tokens that are not stored; return the responses. `iterations` of the current
-        decode span are over; tokens of the last `unstored` iterations are not stored."""
-        self._pass(iterations)
+        decode span are over, under `version`; tokens of the last `unstored` are not stored."""
+        self._pass(iterations, version)
         self._forget_kept(0)
         lost = [admitted.response for admitted in self.running.values()] + list(
             self.waiting.values()
@@ -299,13 +298,11 @@ class ContinuousBatch:
         else:
             self._recompute_all()
 
-    def begin(self, now: float, version: Version) -> DecodeSpan | None:
-        """Admit waiting responses that fit, and return the next decode span, under `version`;
-        None: nothing runs."""
+    def begin(self, now: float) -> DecodeSpan | None:
+        """Admit waiting responses that fit, and return the next decode span; None: nothing runs."""
         if not self._make_room():
             self._admit()
         self._forget_kept(self._room)
-        self._version = version
         if self._prefilling:
             waiting = self._share_prompts()
             self._decode_ready()
@@ -317,7 +314,7 @@ class ContinuousBatch:
         if not iterations:  # cut before it began
             self.chunks = []
             return []
-        self._pass(iterations)
+        self._pass(iterations, version)
         if self.chunks:
             self._prefill(version)
         ended = [
@@ -355,13 +352,12 @@ class ContinuousBatch:
         """Mean tokens per trajectory and iteration of the current decode span."""
         return self._choice.generated / self._num_decoding if self._num_decoding else 1
 
-    def _pass(self, iterations: int) -> None:
-        """Advance clocks, cache and tally by `iterations`."""
-        for (
-            admitted
-        ) in self._joined:  # not when they were planned: a span can be cut before it begins
+    def _pass(self, iterations: int, version: Version) -> None:
+        """Advance clocks, cache and tally by `iterations` under `version`."""
+        # Not when they were planned: a decode span can be cut before it begins.
+        for admitted in self._joined:
             if not admitted.gone:
-                admitted.response.continue_under(self._version)
+                admitted.response.continue_under(version)
         self._joined = []
         growth, num_decoding = self._choice.generated, self._num_decoding
         self._clock += self._tokens_per_iteration * iterations
@@ -520,7 +516,7 @@ class ContinuousBatch:
             self._owed -= num_new
             self._cached += num_new
             self.tally.prefilled += self.hardware.cost.prefill_token * num_new
-            if not response.generated:
+            if response.oldest_version is None:
                 self.tally.prompt_tokens += num_new
             else:
                 self.tally.recomputed += num_new

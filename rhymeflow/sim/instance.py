@@ -124,7 +124,7 @@ class SimulatedInstance:
             over = self._decode_span.over(now)
             stored_at = now // store_seconds * store_seconds
             unstored = over - self._decode_span.over_before(stored_at)
-        lost = self._batch.lose(over, unstored)
+        lost = self._batch.lose(over, unstored, self.version)
         self._decode_span = self._pulling = None
         self.next, self.left = inf, now
         if self._row is not None:
@@ -176,7 +176,7 @@ class SimulatedInstance:
     # -- iterations --------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        self._decode_span = self._batch.begin(now, self.version)
+        self._decode_span = self._batch.begin(now)
         self._since = now
         self.next = inf if self._decode_span is None else self._decode_span.end
         if self._row is not None:
